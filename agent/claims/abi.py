@@ -38,6 +38,7 @@ class RawLimit(ctypes.Structure):
         ("reserved", c_uint32),
         ("memory_request", c_uint64),
         ("host_memory_bytes", c_uint64),
+        ("returning_bytes", c_uint64),
     ]
 
 

@@ -38,8 +38,7 @@ struct desk {
     uint64_t ends_ns, starts_ns;
     uint32_t share;
     int has_stopped; /* some process of the claim is stopped */
-    /* See memory.h. */
-    uint64_t followed_ns, unfollowed_ns, wanted_ns;
+    struct memory_kept memory;
 };
 
 struct gpu {
@@ -203,21 +202,11 @@ static uint64_t lend_memory(struct round *r, uint64_t now)
 {
     struct memory_seat seats[ROUND_SEATS];
     for (int i = 0; i < r->n; i++) {
-        const struct desk *desk = r->seat[i].claim;
-        seats[i] = (struct memory_seat){.claim = desk->at.claim,
-                                        .index = desk->at.index,
-                                        .limit = desk->limit,
-                                        .followed_ns = desk->followed_ns,
-                                        .unfollowed_ns = desk->unfollowed_ns,
-                                        .wanted_ns = desk->wanted_ns};
+        struct desk *desk = r->seat[i].claim;
+        seats[i] = (struct memory_seat){
+            .claim = desk->at.claim, .index = desk->at.index, .limit = desk->limit, .kept = &desk->memory};
     }
     uint64_t pause = memory_step(seats, r->n, now);
-    for (int i = 0; i < r->n; i++) {
-        struct desk *desk = r->seat[i].claim;
-        desk->followed_ns = seats[i].followed_ns;
-        desk->unfollowed_ns = seats[i].unfollowed_ns;
-        desk->wanted_ns = seats[i].wanted_ns;
-    }
     return pause == UINT64_MAX ? pause : now + (deserted(r) ? DESERTED_LEND_NS : pause);
 }
 

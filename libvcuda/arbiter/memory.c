@@ -1,12 +1,14 @@
 /* Memory that is lent: who is to give how much back, now.
  *
  * 1. Read what each claim uses, could give and wants. 2. A want counts up to what is promised to the claim: all that it uses
- * with it must fit the promise. 3. Tell each claim what the others could give, so that it knows whether waiting is of use.
- * 4. Ask the borrowers, those first who borrowed most, for the sum of the wants.
+ * with it must fit the promise. A suspended claim that comes back wants what its programs had. 3. Tell each claim what the
+ * others could give, so that it knows whether waiting is of use. 4. Ask the borrowers, those first who borrowed most, for
+ * the sum of the wants. 5. If all have followed and an owner still wants, ask again, twice as late each time. A want that
+ * six orders did not end is in vain: its owner is told that nothing is lent, until it wants something else. 6. Name the
+ * borrower that does not follow although nobody else can give so much: the agent ends its processes.
  *
- * An order stands until it was followed; if owners still want after that, the next one follows. Nothing is remembered here:
- * an arbiter that takes over reads the same pages. Usage pages are the tenants': nothing is believed beyond the claim's own
- * limits, and a borrower that does not follow is asked after those that do. */
+ * What is kept here only saves time: an arbiter that takes over reads the same pages. Usage pages are the tenants': nothing
+ * is believed beyond the claim's own limits, and a borrower that does not follow is asked after those that do. */
 #include "memory.h"
 
 #include <limits.h>
@@ -20,6 +22,10 @@
 #define LATE_NS 300000000ull
 /* From an order that was followed until the next one for the same want: the owner tries once a millisecond. */
 #define AGAIN_NS 10000000ull
+/* With the waits between them, two thirds of a second. */
+#define TRIES 6
+/* An owner's allocation waits for 10 s: the rest is for the agent, and for the driver to take a killed process's memory. */
+#define OVERDUE_NS 4000000000ull
 /* What left comes back only when nothing was wanted for this long: each way costs the borrower a stop. */
 #define BACK_AFTER_NS 2000000000ull
 
@@ -33,22 +39,44 @@ static int borrows(const struct memory_seat *s)
     return (s->limit.flags & VCUDA_FLAG_BORROWS) != 0;
 }
 
+static int returns(const struct memory_seat *s)
+{
+    return (s->limit.flags & VCUDA_FLAG_RETURNS) != 0;
+}
+
 static uint64_t promised(const struct memory_seat *s)
 {
     return borrows(s) ? s->limit.memory_request : s->limit.memory_bytes;
 }
 
+static struct vcuda_memory_turn *turn_of(const struct memory_seat *s)
+{
+    return &s->claim->turns->memory[s->index];
+}
+
+static void read_want(struct memory_seat *s, const struct memory_reading *sum)
+{
+    uint64_t want = s->used <= promised(s) ? sum->wanted_bytes : 0;
+    want = least(returns(s) ? s->limit.returning_bytes : want, promised(s));
+    s->kept->tries = want == s->kept->want ? s->kept->tries : 0;
+    s->kept->want = want;
+    s->wanted = s->kept->tries < TRIES ? want : 0;
+}
+
 static void read_seat(struct memory_seat *s, uint64_t now)
 {
-    uint32_t number = __atomic_load_n(&s->claim->turns->memory[s->index].number, __ATOMIC_SEQ_CST);
+    struct memory_kept *k = s->kept;
     struct memory_reading sum;
-    claim_read_memory(s->claim, s->index, number, &sum);
+    claim_read_memory(s->claim, s->index, __atomic_load_n(&turn_of(s)->number, __ATOMIC_SEQ_CST), &sum);
     s->used = least(sum.used_bytes, s->limit.memory_bytes);
     s->movable = least(sum.movable_bytes, s->used);
-    s->wanted = s->used <= promised(s) ? least(sum.wanted_bytes, promised(s)) : 0;
+    read_want(s, &sum);
     s->followed = !sum.pending;
-    s->unfollowed_ns = s->followed ? 0 : s->unfollowed_ns ? s->unfollowed_ns : now;
-    s->is_late = !s->followed && now - s->unfollowed_ns > LATE_NS;
+    k->unfollowed_ns = s->followed ? 0 : k->unfollowed_ns ? k->unfollowed_ns : now;
+    s->is_late = !s->followed && now - k->unfollowed_ns > LATE_NS;
+    if (sum.moved_bytes != k->moved || s->followed)
+        k->stuck_ns = 0;
+    k->moved = sum.moved_bytes;
     s->borrowed = borrows(s) && s->used > promised(s) ? least(s->movable, s->used - promised(s)) : 0;
     s->give = 0;
 }
@@ -76,35 +104,85 @@ static void share_out(struct memory_seat *seats, int n, const struct memory_seat
     }
 }
 
-/* Return 1 if what was given is seen not to be enough. */
-static int is_due_again(struct memory_seat *s, uint64_t now)
+/* What all claims of the GPU want and give, at one step. */
+struct wants {
+    uint64_t bytes;
+    int any;        /* something is wanted, or somebody comes back */
+    int again;      /* all orders were followed, and owners still want */
+    uint32_t tries; /* the most of any owner */
+};
+
+/* Return 1 if everything that was asked for was given, long enough ago for the owners to have tried again. */
+static int is_due_again(struct memory_seat *seats, int n, uint32_t tries, uint64_t now)
 {
-    s->followed_ns = !s->followed ? 0 : s->followed_ns ? s->followed_ns : now;
-    return s->followed && now - s->followed_ns >= AGAIN_NS;
+    int orders = 0, due = 1;
+    for (int i = 0; i < n; i++) {
+        struct memory_kept *k = seats[i].kept;
+        int stands =
+            seats[i].give && seats[i].give <= __atomic_load_n(&turn_of(&seats[i])->give_bytes, __ATOMIC_RELAXED);
+        k->followed_ns = !stands || !seats[i].followed ? 0 : k->followed_ns ? k->followed_ns : now;
+        orders += seats[i].give != 0;
+        due &= !seats[i].give || (k->followed_ns && now - k->followed_ns >= AGAIN_NS << tries);
+    }
+    return orders && due;
 }
 
-static void order(struct memory_seat *s, uint64_t now, int is_wanted)
+static struct wants sum_up(struct memory_seat *seats, int n, uint64_t now)
 {
-    struct vcuda_memory_turn *turn = &s->claim->turns->memory[s->index];
+    struct wants w = {0};
+    for (int i = 0; i < n; i++) {
+        w.bytes += seats[i].wanted;
+        w.any |= seats[i].wanted || returns(&seats[i]);
+        w.tries = seats[i].wanted && seats[i].kept->tries > w.tries ? seats[i].kept->tries : w.tries;
+    }
+    w.again = is_due_again(seats, n, w.tries, now);
+    if (!w.again)
+        return w;
+    w.tries++;
+    for (int i = 0; i < n; i++) {
+        seats[i].kept->tries += seats[i].wanted != 0;
+        seats[i].kept->followed_ns = 0;
+    }
+    return w;
+}
+
+static void order(struct memory_seat *s, const struct wants *w, uint64_t now)
+{
+    struct vcuda_memory_turn *turn = turn_of(s);
     uint64_t before = __atomic_load_n(&turn->give_bytes, __ATOMIC_RELAXED);
     /* While anybody wants memory, nobody takes some back. */
-    s->wanted_ns = is_wanted || !s->wanted_ns ? now : s->wanted_ns;
-    uint32_t back = now - s->wanted_ns > BACK_AFTER_NS;
-    int again = s->give && (s->give > before || is_due_again(s, now));
-    if (!again && s->give == before && back == __atomic_load_n(&turn->back, __ATOMIC_RELAXED))
+    s->kept->wanted_ns = w->any || !s->kept->wanted_ns ? now : s->kept->wanted_ns;
+    if (w->any)
+        __atomic_store_n(&turn->wanted_ns, now, __ATOMIC_SEQ_CST);
+    uint32_t back = now - s->kept->wanted_ns > BACK_AFTER_NS;
+    int more = s->give && (s->give > before || w->again);
+    if (!more && s->give == before && back == __atomic_load_n(&turn->back, __ATOMIC_RELAXED))
         return;
-    s->followed_ns = again ? 0 : s->followed_ns;
+    __atomic_store_n(&turn->wanted_bytes, w->bytes, __ATOMIC_SEQ_CST);
+    __atomic_store_n(&turn->tries, w->tries, __ATOMIC_SEQ_CST);
     __atomic_store_n(&turn->give_bytes, s->give, __ATOMIC_SEQ_CST);
     __atomic_store_n(&turn->back, back, __ATOMIC_SEQ_CST);
-    if (s->give && !again)
+    if (s->give && !more)
         return; /* less is wanted than before: the order stands */
     __atomic_fetch_add(&turn->number, 1, __ATOMIC_SEQ_CST);
     syscall(SYS_futex, &turn->number, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
 }
 
+/* Nothing leaves although it must, and nobody else can give it. */
+static void look_for_overdue(struct memory_seat *s, uint64_t now)
+{
+    struct vcuda_memory_turn *turn = turn_of(s);
+    int stands = s->give && !s->followed;
+    s->kept->stuck_ns = !stands ? 0 : s->kept->stuck_ns ? s->kept->stuck_ns : now;
+    int overdue = stands && now - s->kept->stuck_ns >= OVERDUE_NS;
+    uint32_t number = overdue ? __atomic_load_n(&turn->number, __ATOMIC_RELAXED) : 0;
+    if (__atomic_load_n(&turn->overdue, __ATOMIC_RELAXED) != number)
+        __atomic_store_n(&turn->overdue, number, __ATOMIC_SEQ_CST);
+}
+
 static void tell(struct memory_seat *s, uint32_t borrowers, uint64_t lent, uint64_t now, int quiet)
 {
-    struct vcuda_memory_turn *turn = &s->claim->turns->memory[s->index];
+    struct vcuda_memory_turn *turn = turn_of(s);
     /* Once in any case: a program that has just begun waits for it (shim/memory/reclaim.c). */
     if (quiet && !__atomic_load_n(&turn->borrowers, __ATOMIC_RELAXED) && turn->looked_ns)
         return;
@@ -114,10 +192,16 @@ static void tell(struct memory_seat *s, uint32_t borrowers, uint64_t lent, uint6
     __atomic_store_n(&turn->looked_ns, now, __ATOMIC_SEQ_CST);
 }
 
+static void take_orders_back(struct vcuda_memory_turn *turn)
+{
+    __atomic_store_n(&turn->known, 0, __ATOMIC_SEQ_CST);
+    __atomic_store_n(&turn->overdue, 0, __ATOMIC_SEQ_CST);
+}
+
 void memory_leave(struct claim *claim, uint32_t index)
 {
     struct vcuda_memory_turn *turn = &claim->turns->memory[index];
-    __atomic_store_n(&turn->known, 0, __ATOMIC_SEQ_CST);
+    take_orders_back(turn);
     __atomic_store_n(&turn->borrowers, 0, __ATOMIC_SEQ_CST);
     __atomic_store_n(&turn->lent_bytes, 0, __ATOMIC_SEQ_CST);
     __atomic_store_n(&turn->give_bytes, 0, __ATOMIC_SEQ_CST);
@@ -127,8 +211,8 @@ void memory_leave(struct claim *claim, uint32_t index)
 static uint64_t forget(struct memory_seat *seats, int n)
 {
     for (int i = 0; i < n; i++)
-        if (__atomic_load_n(&seats[i].claim->turns->memory[seats[i].index].known, __ATOMIC_RELAXED))
-            __atomic_store_n(&seats[i].claim->turns->memory[seats[i].index].known, 0, __ATOMIC_SEQ_CST);
+        if (__atomic_load_n(&turn_of(&seats[i])->known, __ATOMIC_RELAXED))
+            take_orders_back(turn_of(&seats[i]));
     return UINT64_MAX;
 }
 
@@ -136,27 +220,29 @@ uint64_t memory_step(struct memory_seat *seats, int n, uint64_t now)
 {
     uint64_t lent = 0;
     uint32_t borrowers = 0;
-    int is_wanted = 0;
     for (int i = 0; i < n; i++)
         borrowers += (uint32_t)borrows(&seats[i]);
     for (int i = 0; i < n && borrowers; i++) {
         read_seat(&seats[i], now);
         lent += seats[i].borrowed;
-        is_wanted |= seats[i].wanted != 0;
     }
     for (int i = 0; i < n; i++) {
         uint32_t others = borrowers - (uint32_t)borrows(&seats[i]);
-        tell(&seats[i], others, others ? lent - seats[i].borrowed : 0, now, !borrowers);
+        int in_vain = borrowers && seats[i].kept->want && !seats[i].wanted;
+        tell(&seats[i], others, others && !in_vain ? lent - seats[i].borrowed : 0, now, !borrowers);
     }
     if (!borrowers)
         return forget(seats, n);
     for (int i = 0; i < n; i++)
         share_out(seats, n, &seats[i]);
+    struct wants wants = sum_up(seats, n, now);
     for (int i = 0; i < n; i++)
-        if (borrows(&seats[i]))
-            order(&seats[i], now, is_wanted);
+        if (borrows(&seats[i])) {
+            order(&seats[i], &wants, now);
+            look_for_overdue(&seats[i], now);
+        }
     /* After all others were told that there are borrowers. */
     for (int i = 0; i < n; i++)
-        __atomic_store_n(&seats[i].claim->turns->memory[seats[i].index].known, borrows(&seats[i]), __ATOMIC_SEQ_CST);
+        __atomic_store_n(&turn_of(&seats[i])->known, borrows(&seats[i]), __ATOMIC_SEQ_CST);
     return LOOK_NS;
 }

@@ -4,20 +4,30 @@
 
 #include "claims.h"
 
+/* What is kept of a claim from step to step; all zero at first. */
+struct memory_kept {
+    uint64_t followed_ns;   /* since when it has followed its order; 0: it has not */
+    uint64_t unfollowed_ns; /* since when it has not; 0: it has */
+    uint64_t stuck_ns;      /* since when nothing of what is to be given has left; 0: something does */
+    uint64_t moved;         /* what had left then */
+    uint64_t wanted_ns;     /* when something was last wanted of this claim, or when it was first seen */
+    uint64_t want;          /* what it wanted at the last step */
+    uint32_t tries;         /* orders that were followed without an end of this want */
+};
+
 /* One claim on the GPU. */
 struct memory_seat {
     struct claim *claim;
     uint32_t index; /* of the GPU in the claim's pages */
     struct vcuda_limit limit;
+    struct memory_kept *kept;
     /* The rest is memory.c's. */
-    uint64_t used, movable, wanted; /* as read last; bytes */
-    uint64_t borrowed;              /* beyond what is promised, and able to leave */
+    uint64_t used, movable; /* as read last; bytes */
+    uint64_t wanted;        /* likewise; 0 if giving was in vain */
+    uint64_t borrowed;      /* beyond what is promised, and able to leave */
     uint64_t give;
-    int followed;         /* the last order was followed by every process that has something to give */
-    int is_late;          /* it has not been for a while */
-    uint64_t followed_ns; /* since when; kept from step to step, as are the next two. 0: it was not */
-    uint64_t unfollowed_ns;
-    uint64_t wanted_ns; /* when something was last wanted of this claim, or when it was first seen */
+    int followed; /* the last order was followed by every process that has something to give */
+    int is_late;  /* it has not been for a while */
 };
 
 /* Read what the claims use and want, and write orders to give back. Return how long to sleep at most until it is called

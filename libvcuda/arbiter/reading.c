@@ -92,17 +92,18 @@ void claim_read(const struct claim *claim, uint32_t gpu_index, struct reading *o
 #define MOST_BYTES (1ull << 46)
 
 static void add_memory(struct memory_reading *sum, const struct vcuda_process *p, uint32_t gpu_index, uint32_t order,
-                       int stopped)
+                       int suspended, int stopped)
 {
     const struct vcuda_gpu_usage *use = &p->gpu[gpu_index];
     sum->used_bytes += least(use->memory_bytes, MOST_BYTES) + least(use->context_bytes, MOST_BYTES);
-    if (stopped) /* it neither moves memory nor tries again to allocate */
+    if (suspended) /* none of it is on the GPU */
         return;
-    if (p->wanted_slot == gpu_index)
+    if (p->wanted_slot == gpu_index && !stopped) /* else it does not try again to allocate */
         sum->wanted_bytes += least(p->wanted_bytes, MOST_BYTES);
     if (p->lending_slot != gpu_index)
         return;
     sum->movable_bytes += least(p->movable_bytes, MOST_BYTES);
+    sum->moved_bytes += p->moved_out_bytes;
     sum->pending += p->movable_bytes && p->orders_done != order;
 }
 
@@ -117,7 +118,7 @@ void claim_read_memory(const struct claim *claim, uint32_t gpu_index, uint32_t o
             return;
         if (pages_is_process(process.owner) && process.start_time &&
             __atomic_load_n(&claim->watched[i].dead, __ATOMIC_ACQUIRE) != process.owner)
-            add_memory(out, &process, gpu_index, order,
-                       suspended || __atomic_load_n(&claim->watched[i].stopped, __ATOMIC_ACQUIRE));
+            add_memory(out, &process, gpu_index, order, suspended,
+                       (int)__atomic_load_n(&claim->watched[i].stopped, __ATOMIC_ACQUIRE));
     }
 }

@@ -85,6 +85,9 @@ enum {
     /* The claim may use memory beyond `memory_request`, up to `memory_bytes`: what others of the GPU do not use now. It
      * borrows only blocks that can leave for host memory while its programs live (docs/decisions/0136). */
     VCUDA_FLAG_BORROWS = 16,
+    /* Of a slot of a suspended claim: its programs come back to this GPU. Others that borrow there take nothing meanwhile,
+     * and give `returning_bytes` back. */
+    VCUDA_FLAG_RETURNS = 32,
 };
 
 /* One assignment: the claim's share of one GPU. */
@@ -106,7 +109,8 @@ struct vcuda_limit_slot {
     uint32_t reserved0;
     uint64_t memory_request;    /* of a claim that borrows: promised to it; everybody else is promised memory_bytes */
     uint64_t host_memory_bytes; /* likewise: most host memory that its programs may pin for what leaves the GPU */
-    uint8_t reserved[16];
+    uint64_t returning_bytes;   /* with VCUDA_FLAG_RETURNS: must be free on the GPU before they come back */
+    uint8_t reserved[8];
 };
 
 struct vcuda_limits {
@@ -144,7 +148,12 @@ struct vcuda_memory_turn {
     uint64_t looked_ns;  /* CLOCK_MONOTONIC before the usage was read from which this follows */
     uint32_t back;       /* 1: nothing was wanted for a while, so what is out may come back as far as there is room */
     uint32_t known; /* 1: the claim is known to borrow, and the others know of `borrowers`; it takes nothing before */
-    uint8_t reserved[24];
+    uint64_t wanted_bytes; /* with an order: what owners want of this GPU altogether; it has to be free there */
+    uint64_t wanted_ns;    /* CLOCK_MONOTONIC when others last wanted something here; 0: never */
+    uint32_t tries;        /* with an order: how many for the same wants were followed in vain before */
+    /* The order that was not followed in time although nobody else can give so much; 0: none. The agent ends the
+     * processes that have not followed it. */
+    uint32_t overdue;
 };
 
 struct vcuda_turns {
@@ -266,6 +275,7 @@ struct vcuda_limit {
     uint32_t reserved;
     uint64_t memory_request;
     uint64_t host_memory_bytes;
+    uint64_t returning_bytes;
 };
 
 /* Memory of one GPU of the claim that moves, over every live process. */

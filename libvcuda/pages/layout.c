@@ -26,7 +26,7 @@ _Static_assert(offsetof(struct vcuda_gpu_usage, imported_bytes) == 112, "GPU usa
 _Static_assert(offsetof(struct vcuda_usage, clearings) == 24, "usage layout");
 _Static_assert(offsetof(struct vcuda_usage, process) == 4096, "usage layout");
 _Static_assert(sizeof(struct vcuda_usage) == VCUDA_USAGE_SIZE, "usage page size");
-_Static_assert(sizeof(struct vcuda_limit) == 104, "ctypes mirror");
+_Static_assert(sizeof(struct vcuda_limit) == 112, "ctypes mirror");
 _Static_assert(sizeof(struct vcuda_lending) == 56, "ctypes mirror");
 _Static_assert(sizeof(struct vcuda_totals) == 104, "ctypes mirror");
 _Static_assert(sizeof(struct vcuda_process_info) == 32, "ctypes mirror");

@@ -141,6 +141,7 @@ int vcuda_limits_set(struct vcuda_limits *page, const struct vcuda_limit *limit)
     slot->flags = limit->flags;
     slot->memory_request = limit->memory_request;
     slot->host_memory_bytes = limit->host_memory_bytes;
+    slot->returning_bytes = limit->returning_bytes;
     slot->state = VCUDA_SLOT_OPEN;
     write_end(page, slot);
     return index;
@@ -259,7 +260,8 @@ int vcuda_limits_get(const struct vcuda_limits *page, uint32_t index, struct vcu
                                     .parts = copy.parts,
                                     .flags = copy.flags,
                                     .memory_request = copy.memory_request,
-                                    .host_memory_bytes = copy.host_memory_bytes};
+                                    .host_memory_bytes = copy.host_memory_bytes,
+                                    .returning_bytes = copy.returning_bytes};
         memcpy(out->gpu_uuid, copy.gpu_uuid, 16);
         memcpy(out->assignment_uid, copy.assignment_uid, 16);
         return 0;

@@ -132,6 +132,7 @@ void test_faults(void);
 void test_suspend(void);
 void test_lending(void);
 void test_lent(void);
+void test_lent_orders(void);
 void test_memops(void);
 void test_mig(void);
 void test_movable(void);

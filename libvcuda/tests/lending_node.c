@@ -61,6 +61,9 @@ uint64_t used_by(const struct claim *claim)
 void lending_order(uint64_t give, uint32_t back)
 {
     struct vcuda_memory_turn *turn = &lending_turns->memory[0];
+    /* All that is missing is more than anybody has: then the part that it is to give decides. */
+    __atomic_store_n(&turn->wanted_bytes, give ? 1ull << 50 : 0, __ATOMIC_SEQ_CST);
+    __atomic_store_n(&turn->lent_bytes, give ? 1ull << 51 : 0, __ATOMIC_SEQ_CST);
     __atomic_store_n(&turn->give_bytes, give, __ATOMIC_SEQ_CST);
     __atomic_store_n(&turn->back, back, __ATOMIC_SEQ_CST);
     __atomic_fetch_add(&turn->number, 1, __ATOMIC_SEQ_CST);
@@ -77,6 +80,7 @@ int lending_out_becomes(const struct claim *claim, uint64_t bytes, double second
 }
 
 uint64_t lending_whole; /* of the GPU */
+static int holds;       /* signals sent to the borrower */
 
 char *lending_text(uint64_t bytes)
 {
@@ -90,6 +94,7 @@ char *lending_text(uint64_t bytes)
 void lending_begin_pair(void)
 {
     node_begin();
+    holds = 0;
     lending_whole = 24 * GIB;
     for (int i = 0; i < 2; i++)
         node_add_claim(i ? 0 : 50, 100);
@@ -128,6 +133,21 @@ int something_out(void)
 int owner_wants(void)
 {
     return lending_of(&node.claim[0]).wanted_bytes != 0;
+}
+
+/* Not by SIGSTOP, which may catch a process with a lock of the simulated driver. */
+void lending_hold_fast(void)
+{
+    char name[24];
+    snprintf(name, sizeof name, "stands%d", holds += 1);
+    kill(node.player[1].pid, SIGUSR2);
+    wait_for(&node.player[1], name);
+}
+
+void lending_let_go(void)
+{
+    holds++;
+    kill(node.player[1].pid, SIGUSR2);
 }
 
 void lending_play_owner(double seconds)

@@ -24,6 +24,9 @@ extern uint64_t lending_whole; /* of the GPU */
 char *lending_text(uint64_t bytes);
 void lending_begin_pair(void);
 void lending_end_pair(void);
+/* Keep what is lent from leaving; let it leave. */
+void lending_hold_fast(void);
+void lending_let_go(void);
 void lending_play_owner(double seconds);
 void lending_expect_sound(const char *after); /* end the borrower and judge it */
 uint64_t out_of_borrower(void);

@@ -102,12 +102,14 @@ static CUresult capture(CUgraphExec *exec)
     return error ? error : cuda.cuGraphInstantiateWithFlags(exec, graph, 0);
 }
 
-static volatile sig_atomic_t is_to_end, is_to_grow;
+static volatile sig_atomic_t is_to_end, is_to_grow, pauses;
 
 static void note_signal(int signal)
 {
     if (signal == SIGTERM)
         is_to_end = 1;
+    else if (signal == SIGUSR2)
+        pauses++;
     else
         is_to_grow = 1;
 }
@@ -125,6 +127,20 @@ static CUresult grow(int *count, size_t bytes)
     return error;
 }
 
+/* Keep all memory from leaving until the next SIGUSR2, without a lock of anybody's: by a capture. */
+static CUresult stand(void)
+{
+    char name[24];
+    CUgraph graph;
+    CUresult error = cuda.cuStreamBeginCapture_v2(tenant.stream, CU_CAPTURE_GLOBAL);
+    snprintf(name, sizeof name, "stands%d", pauses);
+    say(name, error);
+    while (pauses % 2 && !is_to_end)
+        pause_s(0.001);
+    error = error ? error : cuda.cuStreamEndCapture(tenant.stream, &graph);
+    return error ? error : cuda.cuGraphDestroy(graph);
+}
+
 /* Hold `count` blocks with contents, and one of `ballast` bytes without; launch kernels and a graph, and take another block
  * with SIGUSR1, until SIGTERM comes or the time is over; then say whether the contents are right. */
 static int hold(int count, size_t bytes, size_t ballast, double seconds, uint64_t ns)
@@ -134,6 +150,7 @@ static int hold(int count, size_t bytes, size_t ballast, double seconds, uint64_
     double wrong = 0, until, launched = 0;
     signal(SIGTERM, note_signal);
     signal(SIGUSR1, note_signal);
+    signal(SIGUSR2, note_signal);
     CUresult error = begin();
     words = malloc(bytes);
     for (int i = 0; i < count && !error; i++) {
@@ -148,6 +165,7 @@ static int hold(int count, size_t bytes, size_t ballast, double seconds, uint64_
         error = cuda_spin(tenant.spin, 1, ns, tenant.stream);
         error = error ? error : cuda.cuGraphLaunch(exec, tenant.stream);
         error = error || !is_to_grow ? error : grow(&count, bytes);
+        error = error || !(pauses % 2) ? error : stand();
         if ((int)launched % 8 == 7)
             error = error ? error : cuda.cuStreamSynchronize(tenant.stream);
     }

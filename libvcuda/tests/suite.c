@@ -41,6 +41,7 @@ static const struct chapter {
     {"fork", test_forks, SHORT, "children, however they are made"},
     {"faults", test_faults, SHORT, "calls into the driver that fail, a GPU that is lost, no NVML"},
     {"rounds", test_rounds, SHORT, "what the arbiter decides, in made-up time"},
+    {"orders", test_lent_orders, SHORT, "who gives lent memory back, in made-up time"},
     {"arbiter", test_arbiter, TIMED, "the arbiter as a process: deaths, lies, live changes"},
     {"turns", test_turns, TIMED, "tenants under libvcuda that share a GPU by turns"},
     {"ahead", test_ahead, TIMED, "best-effort work that is handed to the GPU before its turn"},

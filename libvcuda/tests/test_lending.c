@@ -167,22 +167,22 @@ static void test_owner(void)
 static void test_kills(void)
 {
     lending_begin_pair();
-    /* The owner, while it waits for a borrower that is stopped. */
-    kill(node.player[1].pid, SIGSTOP);
+    /* The owner, while it waits for a borrower that captures. */
+    lending_hold_fast();
     lending_play_owner(1);
     int wanted = becomes(owner_wants, 5);
     pause_s(0.1);
     node_stop(0);
-    kill(node.player[1].pid, SIGCONT);
+    lending_let_go();
     pause_s(0.3);
     int back = becomes(nothing_out, 20);
     expect(wanted && back, "an owner is killed while it waits: all of the borrower's is on the GPU again");
     /* The arbiter, while the owner waits. */
-    kill(node.player[1].pid, SIGSTOP);
+    lending_hold_fast();
     lending_play_owner(30);
     wanted = becomes(owner_wants, 5);
     arbiter_end(SIGKILL);
-    kill(node.player[1].pid, SIGCONT);
+    lending_let_go();
     pause_s(0.2);
     node.arbiter = arbiter_start(node_directory);
     wait_for(&node.player[0], "took_ms");

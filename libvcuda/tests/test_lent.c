@@ -111,11 +111,70 @@ static void test_destroyed_capture(void)
     lending_end(&claim);
 }
 
+static uint32_t orders_done(const struct claim *claim)
+{
+    return __atomic_load_n(&claim->usage->process[0].orders_done, __ATOMIC_SEQ_CST);
+}
+
+/* What owners want is not taken again, and nothing moves that would not be enough. */
+static void test_wants(void)
+{
+    struct claim claim;
+    struct player p;
+    lending_begin(&claim, REQUEST, 2 * GIB, GIB);
+    struct vcuda_memory_turn *turn = &lending_turns->memory[0];
+    turn->wanted_ns = (uint64_t)(now_s() * 1e9);
+    play(&p, &claim, PRELOADED, "lend_hold", "4", BLOCK, "0", "300", "100000", NULL);
+    wait_for(&p, "ready");
+    uint64_t begun = lending_of(&claim).out_bytes;
+    turn->wanted_ns = 0;
+    lending_order(0, 1);
+    int back = lending_out_becomes(&claim, 0, 5);
+    expect(begun == 24 * MIB && back, "a block that is made while owners want memory begins outside: %llu MiB",
+           (unsigned long long)(begun / MIB));
+    turn->wanted_bytes = 1ull << 50;
+    turn->lent_bytes = 0;
+    turn->give_bytes = 1;
+    __atomic_fetch_add(&turn->number, 1, __ATOMIC_SEQ_CST);
+    for (double until = now_s() + 5; orders_done(&claim) != turn->number && now_s() < until;)
+        pause_s(0.001);
+    expect(orders_done(&claim) == turn->number && !lending_of(&claim).out_bytes,
+           "where all that is lent would not be enough, nothing moves");
+    kill(p.pid, SIGTERM);
+    finish(&p);
+    lending_end(&claim);
+}
+
+static int is_overdue(void)
+{
+    return __atomic_load_n(&node.turns[1]->memory[0].overdue, __ATOMIC_SEQ_CST) != 0;
+}
+
+/* What cannot be made to move: a capture without an end. */
+static void test_endless(void)
+{
+    lending_begin_pair();
+    lending_hold_fast();
+    double asked = now_s();
+    lending_play_owner(0.2);
+    int named = becomes(is_overdue, 8);
+    double after = now_s() - asked;
+    node_stop(1); /* as the agent does */
+    finish(&node.player[0]);
+    double took = figure_of(&node.player[0], "took_ms");
+    node.player[0].pid = 0;
+    expect(named && after > 3.9 && (SANITIZED || after < 5.5), "a capture without an end is named after %.1f s", after);
+    expect(figure_of(&node.player[0], "error") == 0 && (SANITIZED || took < 8000),
+           "its process ended, the owner has its memory: %.0f ms", took);
+    expect(!is_overdue(), "and nobody is named any more");
+    lending_end_pair();
+}
+
 /* What an arbiter said last does not hold for ever. */
 static void test_left_alone(void)
 {
     lending_begin_pair();
-    kill(node.player[1].pid, SIGSTOP); /* else it would follow a last order */
+    lending_hold_fast(); /* else it would follow a last order */
     lending_play_owner(0.2);
     int wanted = becomes(owner_wants, 5);
     double killed = now_s();
@@ -126,7 +185,7 @@ static void test_left_alone(void)
     expect(wanted && ended && figure_of(&node.player[0], "error") == 2 && waited > 2 && waited < (SANITIZED ? 10 : 6),
            "an arbiter is killed and none follows: an owner waits %.1f s for the next one, no longer", waited);
     node.arbiter = arbiter_start(node_directory);
-    kill(node.player[1].pid, SIGCONT);
+    lending_let_go();
     pause_s(1);
     lending_play_owner(0.2);
     finish(&node.player[0]);
@@ -145,7 +204,9 @@ void test_lent(void)
     test_contexts();
     test_destroyed_capture();
     if (!on_real_gpu) {
+        test_wants();
         test_books();
+        test_endless();
         test_left_alone();
     }
     simulated_kernel = before;

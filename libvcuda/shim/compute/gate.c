@@ -23,8 +23,9 @@
 /* The work in flight within a turn: enough to keep the GPU busy while the host does something else, little enough to
  * drain soon. */
 #define TURN_DEPTH_NS 2500000
-/* The work in flight without any limit, while an arbiter may want the GPU for others. */
+/* The work in flight without any limit, as others may want the GPU; and while kernels reach memory that is out. */
 #define FREE_DEPTH_NS 50000000
+#define OUT_DEPTH_NS 10000000
 #define WAIT_MIN_NS 50000ll
 /* A thread that waits for credit is not woken when turns begin, so it looks again after this time. */
 #define WAIT_MAX_NS 20000000ll
@@ -210,8 +211,9 @@ static uint64_t limit_allows(const struct meter_lane *lane, uint64_t predicted, 
     int64_t credit;
     if (limit >= 100) {
         uint64_t inflight = __atomic_load_n(&shim_usage(slot)->inflight_ns, __ATOMIC_RELAXED);
-        *missing = (int64_t)inflight - FREE_DEPTH_NS / 2;
-        return inflight > FREE_DEPTH_NS && inflight > 2 * predicted && arbiter_lives(slot)
+        uint64_t depth = __atomic_load_n(&shim.self->out_bytes, __ATOMIC_RELAXED) ? OUT_DEPTH_NS : FREE_DEPTH_NS;
+        *missing = (int64_t)inflight - (int64_t)depth / 2;
+        return inflight > depth && inflight > 2 * predicted && arbiter_lives(slot)
                    ? 0
                    : (predicted > CHUNK_NS ? predicted : CHUNK_NS);
     }

@@ -4,7 +4,7 @@
  * A block consists of pieces, which move one by one. Each has its place in pinned host memory from the beginning: memory is
  * borrowed only if it can leave within the time that its owner waits. Without a place, or where the driver cannot do it, the
  * allocation is an ordinary one, which must fit what is promised (account.c). What the GPU has no room for now begins in its
- * place: a program that was let begin goes on. */
+ * place, and so does all while owners want memory and shortly after: a program that was let begin goes on. */
 #include "lending.h"
 
 #include "account.h"
@@ -17,6 +17,8 @@
 #define LEAST_BYTES (2ull << 20)
 #define GRANULE (2ull << 20)
 #define PIECE_BYTES (256ull << 20)
+/* As long as the arbiter lets nothing come back. */
+#define WANTED_NS 2000000000ull
 
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 struct block *lending_blocks;
@@ -80,6 +82,17 @@ static CUresult begin_outside(CUdeviceptr at, struct piece *piece)
     return account_over((int)shim.self->lending_slot) ? CUDA_ERROR_OUT_OF_MEMORY : piece_map(at, piece, piece->host);
 }
 
+/* Return 1 if an owner wants memory of this GPU, or did a moment ago: what was given back for it is not to be taken again. */
+static int is_wanted(void)
+{
+    const struct vcuda_turns *turns = __atomic_load_n(&shim.turns, __ATOMIC_ACQUIRE);
+    if (!turns)
+        return 0;
+    const struct vcuda_memory_turn *turn = &turns->memory[shim.self->lending_slot];
+    uint64_t at = __atomic_load_n(&turn->wanted_ns, __ATOMIC_SEQ_CST), now = shim_page_now();
+    return __atomic_load_n(&turn->give_bytes, __ATOMIC_SEQ_CST) || (at && (at >= now || now - at < WANTED_NS));
+}
+
 /* Fill a block; OUT_OF_MEMORY if the limit or the GPU has no room, NOT_SUPPORTED if it must be an ordinary allocation. */
 static CUresult fill_block(struct block *block)
 {
@@ -90,7 +103,7 @@ static CUresult fill_block(struct block *block)
     CUdeviceptr at = block->at;
     for (unsigned i = 0; i < block->count && !result; at += block->piece[i++].bytes) {
         struct piece *piece = &block->piece[i];
-        result = piece_make_device(piece);
+        result = piece->host && is_wanted() ? CUDA_ERROR_OUT_OF_MEMORY : piece_make_device(piece);
         if (!result)
             result = piece_map(at, piece, piece->device);
         else if (result == CUDA_ERROR_OUT_OF_MEMORY)

@@ -1,7 +1,8 @@
 /* The thread that follows the arbiter's orders to give borrowed memory back, and takes it again when there is room.
  *
- * An order names the bytes that owners want. The process moves what is missing of them on the GPU; if that was not enough,
- * the next order follows. What is out comes back when the arbiter says that it may, as far as there is room. Where host memory cannot be mapped
+ * An order names the process's part of what owners want, and all that they want. The process moves its part, but no more
+ * than is missing on the GPU; if that was not enough, the next order follows, and each allows a little more. Where all that
+ * is lent would not do, nothing moves. What is out comes back when the arbiter says that it may, as far as there is room. Where host memory cannot be mapped
  * at a block's address, the barrier stays closed while anything is out. */
 #include "lending.h"
 
@@ -109,16 +110,28 @@ static uint64_t free_bytes(void)
     return real.cuMemGetInfo_v2(&bytes, &total) ? 0 : bytes;
 }
 
+/* Return how much to move for an order; 0: nothing is missing, or what is lent would not be enough. */
+static uint64_t bytes_to_give(const struct vcuda_memory_turn *turn, uint64_t have)
+{
+    uint64_t part = __atomic_load_n(&turn->give_bytes, __ATOMIC_SEQ_CST);
+    uint64_t wanted = __atomic_load_n(&turn->wanted_bytes, __ATOMIC_SEQ_CST);
+    uint64_t lent = __atomic_load_n(&turn->lent_bytes, __ATOMIC_SEQ_CST); /* by the others */
+    struct vcuda_lending mine = {0};
+    vcuda_usage_lending(shim.usage, shim.self->lending_slot, &mine);
+    /* Each try in vain shows that owners need more than they say. */
+    uint64_t slack = SLACK_BYTES * (1 + __atomic_load_n(&turn->tries, __ATOMIC_SEQ_CST));
+    if (!part || wanted + slack <= have || wanted > have + lent + mine.movable_bytes)
+        return 0;
+    uint64_t missing = wanted + slack - have;
+    return missing < part + slack ? missing : part + slack;
+}
+
 /* Return 1 if the order was followed. */
 static int give(struct borrower *b, const struct vcuda_memory_turn *turn, uint32_t number)
 {
     if (!begin(b))
         return 0;
-    uint64_t wanted = __atomic_load_n(&turn->give_bytes, __ATOMIC_SEQ_CST), have = free_bytes();
-    wanted += wanted ? SLACK_BYTES : 0;
-    /* Enough was free, and the owner asks again: then it needs more than it says. */
-    if (wanted)
-        moves_out(wanted > have ? wanted - have : SLACK_BYTES);
+    moves_out(bytes_to_give(turn, free_bytes()));
     b->number = number;
     end(b);
     __atomic_store_n(&shim.self->orders_done, number, __ATOMIC_SEQ_CST);
@@ -165,9 +178,10 @@ static void follow(struct borrower *b, const struct vcuda_turns *turns)
     uint64_t wanted = __atomic_load_n(&turn->give_bytes, __ATOMIC_SEQ_CST);
     struct timespec pause = {0, number == b->number ? LOOK_NS : AGAIN_NS};
     int done = 0;
-    if (number != b->number && !wanted)
-        b->number = number; /* the want ended before we came to it */
-    else if (number != b->number && !__atomic_load_n(&shim.captures, __ATOMIC_RELAXED))
+    if (number != b->number && !wanted) { /* the want ended before we came to it */
+        b->number = number;
+        __atomic_store_n(&shim.self->orders_done, number, __ATOMIC_SEQ_CST);
+    } else if (number != b->number && !__atomic_load_n(&shim.captures, __ATOMIC_RELAXED))
         done = give(b, turn, number);
     else if (!wanted && may_come_back(turn))
         done = take_back(b);
