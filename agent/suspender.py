@@ -39,7 +39,7 @@ from agent.suspend.calls import Calls, Outcome
 from agent.suspend.ending import end_programs
 from agent.suspend.movable import find_unmovable
 from agent.suspend.records import Suspension, Wish
-from agent.suspend.room import InThread, find_lack, find_left, find_no_room
+from agent.suspend.room import InThread, end_return, find_lack, find_left, find_no_room
 
 LOOK_SECONDS = 0.5
 # libvcuda's watcher is woken at once; a busy machine may take a while.
@@ -143,14 +143,14 @@ class Suspender:
         if wish is None:
             return None
         if record.phase == "resuming" or (not wish.suspended and not record.is_checked):
-            return self._resume(runtime, record, wish)
+            return end_return(runtime, self._resume(runtime, record, wish))
         if record.phase == "suspending":
             return self._suspend(runtime, record, wish)
         if not record.is_checked or runtime.members.attached() - record.processes:
             return self._check(runtime, record, wish)
         if not wish.suspended and records.refusal(claim_uid) is None:
             record.phase = "resuming"
-            return self._resume(runtime, record, wish)
+            return end_return(runtime, self._resume(runtime, record, wish))
         return None
 
     async def _check(self, runtime: ClaimRuntime, record: Suspension, wish: Wish) -> None:
@@ -310,7 +310,7 @@ class Suspender:
         words = None if wish.suspended else find_lack(runtime, record)
         words = words or self._carrier.find_maps(runtime, (await self._machine()).inventory)[1]
         words = words or await self._refuse_move(*places)
-        return words or await find_no_room(places[2], record, self._nvml, self._in_nvml_thread)
+        return words or await find_no_room(runtime, places[2], record, self._nvml, self._in_nvml_thread)
 
     async def _gather(self, record: Suspension, targets: moving.Places, halted: Outcome) -> Outcome:
         """Suspend again the processes that are on their new GPUs already, since others could not be brought there."""

@@ -142,7 +142,13 @@ class PagesLibrary:
         self.turn_bytes: int = abi["structs"]["vcuda_turn"]["size"]
         self.turn_ends_at: int = abi["structs"]["vcuda_turn"]["fields"]["ends_ns"][0]
         self.turn_share_at: int = abi["structs"]["vcuda_turn"]["fields"]["share"][0]
+        self.memory_turns_at: int = abi["structs"]["vcuda_turns"]["fields"]["memory"][0]
+        self.memory_turn: Any = abi["structs"]["vcuda_memory_turn"]
         process, gpu = abi["structs"]["vcuda_process"]["fields"], abi["structs"]["vcuda_gpu_usage"]
+        # Offset and bytes.
+        self.order_fields: list[tuple[int, int]] = [
+            tuple(process[name]) for name in ("lending_slot", "orders_done", "movable_bytes")
+        ]
         self.process_gpu_at: int = process["gpu"][0]
         self.gpu_usage_bytes: int = gpu["size"]
         self.accounting_at: int = gpu["fields"]["accounting"][0]

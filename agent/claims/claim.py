@@ -8,7 +8,9 @@ import ctypes
 import functools
 import os
 import shutil
+import signal
 import stat
+from collections.abc import Mapping
 from ctypes import c_void_p
 from pathlib import Path
 from uuid import UUID
@@ -19,7 +21,7 @@ from agent.claims.groups import Groups
 from agent.claims.members import Members
 from agent.claims.pages import LimitSlot, LimitsPage
 from agent.claims.registry import Registry
-from agent.claims.turns import allotted_percent
+from agent.claims.turns import allotted_percent, read_memory_turn
 from agent.claims.usage import Accounted, Attached, Moved, Totals, UsagePage
 from agent.host import processes
 from agent.host.processes import Process
@@ -59,6 +61,8 @@ class ClaimRuntime:
         self.totals: dict[UUID, Totals] = {}
         # Of GPUs on which it may borrow memory.
         self.moved: dict[UUID, Moved] = {}
+        # Processes that were ended at the last refresh, as they kept memory that others are promised.
+        self.kept_lent: list[Process] = []
         # What the driver cannot move to host memory, at the last refresh: bits by process (agent/suspend/movable.py).
         self.unmovable: dict[Process, int] = {}
         # The memory on each GPU that each process with a slot of its own reports, at the last refresh.
@@ -147,6 +151,7 @@ class ClaimRuntime:
             suspended=suspended,
             backend=wanted.backend,
             borrowing=wanted.borrowing,
+            returning_bytes=held.returning_bytes if held is not None and suspended else None,
         )
         if held == slot:
             return False
@@ -179,6 +184,21 @@ class ClaimRuntime:
             self.slots[other] = self.slots[other]._replace(gpu=slot.gpu)
         self.slots[assignment_uid] = slot._replace(gpu=gpu)
         self.refresh()
+
+    def announce_return(self, needs: Mapping[str, int]) -> None:
+        """Have borrowers give these bytes of the assignments' GPUs back, and take none; of all others, they may.
+
+        Raises PageError.
+        """
+        for uid, slot in self.slots.items():
+            if slot.returning_bytes != needs.get(uid):
+                self.slots[uid] = slot._replace(returning_bytes=needs.get(uid))
+                self._limits.set(self.slots[uid])
+
+    def lends(self, assignment_uid: str) -> bool:
+        """Return whether other claims of its GPU may borrow memory there."""
+        index = self._limits.index(self.slots[assignment_uid].gpu)
+        return index is not None and read_memory_turn(self._library, self.directory, index).borrowers > 0
 
     def occupant(self, gpu: UUID) -> str | None:
         """Return the assignment that has this GPU's slot; None if there is none."""
@@ -218,6 +238,7 @@ class ClaimRuntime:
             one.gpu for one in self.slots.values() if one.borrowing or self.moved.get(one.gpu, Moved()).out_bytes
         ]
         self.moved = {gpu: self._read_moved(gpu) for gpu in borrowers}
+        self.kept_lent = [process for gpu in borrowers for process in self._end_keepers(gpu)]
         self.unmovable = {
             process: bits
             for row, bits in self._usage.unmovable().items()
@@ -351,3 +372,12 @@ class ClaimRuntime:
     def _read_moved(self, gpu: UUID) -> Moved:
         index = self._limits.index(gpu)
         return Moved() if index is None else self._usage.moved(index)
+
+    def _end_keepers(self, gpu: UUID) -> list[Process]:
+        """End the processes that did not give lent memory back in time, by the arbiter; return them."""
+        index = self._limits.index(gpu)
+        order = 0 if index is None else read_memory_turn(self._library, self.directory, index).overdue
+        if index is None or not order:
+            return []
+        found = map(self.members.find_attached, self._usage.find_unfollowed(index, order))
+        return [process for process in found if process is not None and processes.send(process, signal.SIGKILL)]

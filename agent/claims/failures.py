@@ -55,6 +55,12 @@ class ClaimFailures:
             words = f"All places in the usage page of claim {uid} are taken: its next process gets no GPU."
             found.append(ClaimFailure(uid, "usage-page-full", words))
         found += self._long_kernel(runtime)
+        if runtime.kept_lent:
+            ended = describe_processes([process.pid for process in runtime.kept_lent])
+            words = f"{ended} of claim {uid} got SIGKILL: borrowed memory did not leave the GPU for seconds,"
+            words += " while a claim to which it is promised waited."
+            more = "A kernel that runs for so long, or a stream capture that does not end, keeps it there."
+            found.append(ClaimFailure(uid, "lent-memory-kept", f"{words} {more}"))
         since = runtime.ending_since
         if since is not None and now - since >= self._killed_after_seconds + STUCK_SECONDS:
             pids = [process.pid for process in runtime.members.living()]

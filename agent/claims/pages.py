@@ -25,6 +25,7 @@ FLAG_SUSPENDED = 2
 FLAG_NO_TURNS = 4
 FLAG_MPS = 8
 FLAG_BORROWS = 16
+FLAG_RETURNS = 32
 FLAGS_OF: Mapping[wire.BackEnd, int] = {"turns": 0, "native": FLAG_NO_TURNS, "mps": FLAG_NO_TURNS | FLAG_MPS}
 LARGEST = 2**63 - 1
 # The header's magic, version and size of the page, and the claim: constant for the life of the page.
@@ -50,6 +51,8 @@ class LimitSlot(NamedTuple):
     backend: wire.BackEnd = "turns"
     # None: all of `memory_bytes` is promised, and nothing is borrowed.
     borrowing: wire.Borrowing | None = None
+    # What suspended programs that come back must find free on the GPU; None: they do not come back now.
+    returning_bytes: int | None = None
 
 
 class LimitsPage:
@@ -91,6 +94,7 @@ class LimitsPage:
                         suspended=bool(limit.flags & FLAG_SUSPENDED),
                         backend=_back_end(limit.flags),
                         borrowing=_borrowing(limit),
+                        returning_bytes=limit.returning_bytes if limit.flags & FLAG_RETURNS else None,
                     )
                 )
         return found
@@ -210,13 +214,14 @@ def _raw(slot: LimitSlot) -> RawLimit:
         flags=_flags(slot),
         memory_request=slot.borrowing.memory_request_bytes if slot.borrowing else 0,
         host_memory_bytes=slot.borrowing.host_memory_bytes if slot.borrowing else 0,
+        returning_bytes=slot.returning_bytes or 0,
     )
 
 
 def _flags(slot: LimitSlot) -> int:
-    borrows = FLAG_BORROWS * (slot.borrowing is not None)
+    lending = FLAG_BORROWS * (slot.borrowing is not None) | FLAG_RETURNS * (slot.returning_bytes is not None)
     return (
-        FLAG_BEST_EFFORT * slot.sharing.best_effort | FLAG_SUSPENDED * slot.suspended | FLAGS_OF[slot.backend] | borrows
+        FLAG_BEST_EFFORT * slot.sharing.best_effort | FLAG_SUSPENDED * slot.suspended | FLAGS_OF[slot.backend] | lending
     )
 
 

@@ -193,6 +193,22 @@ class UsagePage:
             if row.unmovable
         }
 
+    def find_unfollowed(self, index: int, order: int) -> list[Attached]:
+        """Return, by the last `read`, the processes that have memory of this GPU and have not followed the order."""
+        library = self._library
+        view = memoryview(library.buffer)
+        rows = (RawProcess * library.max_processes)()
+        count = library.calls.vcuda_usage_processes(library.buffer, rows, library.max_processes)
+        found = []
+        for row in rows[: max(count, 0)]:
+            at = library.processes_at + row.slot * library.process_bytes
+            slot, done, movable = (
+                int.from_bytes(view[at + field : at + field + size], "little") for field, size in library.order_fields
+            )
+            if slot == index and movable and done != order:
+                found.append(Attached(row.pid, row.pidns, row.start_time))
+        return found
+
     def memory(self, index: int) -> dict[Attached, Accounted]:
         """Return each process's own account of its memory on the GPU in this slot, by the last `read`."""
         library = self._library

@@ -5,7 +5,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
-from agent.claims.claim import ClaimRuntime
+from agent.claims.claim import ClaimRuntime, gpu_key
 from agent.host import processes
 from agent.host.gpus import Listed, Nvml
 from agent.suspend.records import Suspension
@@ -14,6 +14,9 @@ from agent.suspend.records import Suspension
 MARGIN_BYTES = 16 << 20
 # Memory of a process that has just ended is free a moment later.
 ROOM_SECONDS = 5.0
+# As an allocation waits for lent memory (libvcuda/shim/memory/reclaim.c).
+LENT_SECONDS = 10.0
+LENT_BYTES_PER_SECOND = 4 << 30
 LOOK_SECONDS = 0.5
 MIB = 1 << 20
 
@@ -31,27 +34,40 @@ def find_lack(runtime: ClaimRuntime, record: Suspension) -> str | None:
 
 
 async def find_no_room(
-    targets: Mapping[str, str], record: Suspension, nvml: Nvml, in_nvml_thread: InThread
+    runtime: ClaimRuntime, targets: Mapping[str, str], record: Suspension, nvml: Nvml, in_nvml_thread: InThread
 ) -> str | None:
     """Return which of these GPUs has no room for what was saved, after a moment; None if all have.
 
-    The driver would try, and a process whose restore runs out of memory can never be brought back (driver 580).
+    The driver would try, and a process whose restore runs out of memory can never be brought back (driver 580). What is
+    lent there is asked back, and not lent again until `announce_return` ends that.
     """
-    end = time.monotonic() + ROOM_SECONDS
+    begin = time.monotonic()
+    # A claim that moves to another GPU has no slot of it yet.
+    staying = [uid for uid, gpu in targets.items() if runtime.slots[uid].gpu == gpu_key(gpu)]
     while True:
         free = await in_nvml_thread(nvml.read_free)
         listed = await in_nvml_thread(nvml.processes)
         living = {one.pid for one in record.processes if processes.alive(one)}
-        short = [
-            f"{need // MIB} MiB must be free on {gpu}, which has {free[gpu] // MIB}"
-            for gpu, need in _needs(targets, record, living, listed).items()
-            if need > free.get(gpu, need)
-        ]
+        needs = _needs(targets, record, living, listed)
+        short = [gpu for gpu, need in needs.items() if need > free.get(gpu, need)]
+        lent = [uid for uid in staying if living and targets[uid] in needs and runtime.lends(uid)]
         if not living or not short:
+            runtime.announce_return(dict.fromkeys(lent, 0))
             return None
-        if time.monotonic() > end:
-            return f"{short[0]}: other programs must give memory back first."
+        runtime.announce_return({uid: needs[targets[uid]] if targets[uid] in short else 0 for uid in lent})
+        patience = LENT_SECONDS + max(needs.values()) / LENT_BYTES_PER_SECOND if lent else ROOM_SECONDS
+        if time.monotonic() - begin > patience:
+            words = f"{needs[short[0]] // MIB} MiB must be free on {short[0]}, which has {free[short[0]] // MIB}"
+            return f"{words}: other programs must give memory back first."
         await asyncio.sleep(LOOK_SECONDS)
+
+
+async def end_return(runtime: ClaimRuntime, work: Awaitable[None]) -> None:
+    """Do this, and let others borrow memory of the claim's GPUs again."""
+    try:
+        await work
+    finally:
+        runtime.announce_return({})
 
 
 async def find_left(runtime: ClaimRuntime, record: Suspension, nvml: Nvml, in_nvml_thread: InThread) -> str | None:

@@ -71,6 +71,10 @@ class Scene:
         return log
 
     def start(self, claim: Json, *options: str) -> Path:
+        """Start a GPU program of the claim; return its log."""
+        return self.execute(claim, str(GPULOAD), "--json", *options)
+
+    def execute(self, claim: Json, *command: str) -> Path:
         """Start a program of the claim; return its log."""
         log: Path = self.directory / claim["name"]
         answer = self.platform.granted("GET", f"claims/{claim['uid']}/env/")
@@ -80,7 +84,7 @@ class Scene:
         )
         # Memory is lent only where it is counted in the kernel: the simulated one comes behind libvcuda.
         kernel = f'LD_PRELOAD="$LD_PRELOAD:{BUILD}/sim/libsimkernel.so" exec "$0" "$@"'
-        program = ("sh", "-c", kernel, GPULOAD, "--json", *options)
+        program = ("sh", "-c", kernel, *command)
         line = tether(sys.executable, "-m", "agent", "exec", claim["uid"], "--", *program)
         with log.open("wb") as output:
             self.programs.append(subprocess.Popen(line, env=environment, stdout=output, stderr=output))
@@ -165,3 +169,54 @@ def test_a_raised_limit_lends_more_to_the_running_program(scene: Scene) -> None:
     assert "CUDA_SUCCESS" not in grown()
     scene.platform.granted("PATCH", f"claims/{borrower['uid']}/", {"memory_limit_mib": 5 * GIB})
     until(lambda: "CUDA_SUCCESS" in grown(), what="the program to get more")
+
+
+# It borrows 4 GiB, and begins a stream capture that it never ends.
+CAPTURES = """
+import ctypes, time
+cuda = ctypes.CDLL("libcuda.so.1")
+context, stream, at = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_uint64()
+errors = [cuda.cuInit(0), cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0), cuda.cuCtxSetCurrent(context)]
+errors += [cuda.cuMemAlloc_v2(ctypes.byref(at), ctypes.c_size_t(1 << 30)) for _ in range(4)]
+errors += [cuda.cuStreamCreate(ctypes.byref(stream), 1), cuda.cuStreamBeginCapture_v2(stream, 0)]
+print(errors, flush=True)
+time.sleep(300)
+"""
+
+
+def test_a_borrower_that_gives_nothing_back_is_ended_and_the_owner_gets_its_memory(scene: Scene) -> None:
+    owner = scene.claim("owner", memory_mib=OWNED)
+    borrower = scene.claim("borrower", **{"memory_mib": PROMISED, "memory_limit_mib": GPU, "class": "best-effort"})
+    log = scene.execute(borrower, sys.executable, "-c", CAPTURES)
+    until(lambda: log.read_text().strip(), what="the borrower to have its memory")
+    assert log.read_text().strip() == str([0] * 9)
+    (program,) = scene.programs
+
+    scene.run(owner, TAKEN)
+
+    assert program.wait(timeout=10) == -9
+    until(lambda: told(scene, "lent-memory-kept"), what="the event")
+    assert "while a claim to which it is promised waited" in told(scene, "lent-memory-kept")[0]
+
+
+def test_a_suspended_owner_comes_back_to_memory_that_was_lent_meanwhile(scene: Scene) -> None:
+    owner = scene.claim("owner", memory_mib=OWNED)
+    owned = scene.run(owner, TAKEN)
+    post = scene.platform.granted
+    post("POST", f"claims/{owner['uid']}/suspend/", {})
+    state = f"claims/{owner['uid']}/"
+    until(lambda: scene.platform.granted("GET", state)["state"] == "suspended", what="the owner to be suspended")
+    borrower = scene.claim("borrower", **{"memory_mib": PROMISED, "memory_limit_mib": GPU, "class": "best-effort"})
+    log = scene.run(borrower, BORROWED)
+
+    post("POST", f"claims/{owner['uid']}/resume/", {})
+
+    until(lambda: scene.platform.granted("GET", state)["state"] == "active", what="the owner to be back")
+    goes_on(owned)
+    goes_on(log)
+
+
+def told(scene: Scene, code: str) -> list[str]:
+    """Return the details of the node's events with this code."""
+    found = scene.platform.granted("GET", f"audit/?action=agent.{code}&limit=100")["results"]
+    return [one["after"]["detail"] for one in found]
