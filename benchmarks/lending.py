@@ -6,8 +6,11 @@ fills the rest. Printed, one JSON object a line:
 - `give`: the owner allocates 1, 10 and 40 GiB that are lent; how long its allocation takes, beside the bound of 100 ms
   and one second for 20 GiB; how long the borrower stood still; how long it takes until everything is back; whether
   every word of the borrower's memory is what was written.
+- `two`: the same beside two borrowers, of which the owner wants more than one has.
+- `deaths`: borrower, owner and arbiter are killed while memory is out or wanted; whether the next call is granted,
+  whether every word is right, and whether anything stays in the books.
 - `training`: a small transformer trains as the borrower while owners come and go; its losses beside those of the same
-  training alone, and how many steps a second it makes.
+  training alone, how many steps a second it makes, and what was out when the owner called.
 
 It needs PyTorch, a GPU with nothing else on it, and host memory for what is lent. `--gib 1 10` chooses the sizes.
 """
@@ -23,92 +26,10 @@ import time
 from pathlib import Path
 from typing import IO, Any
 
+from benchmarks.lending_programs import BORROWER, OWNER, TRAINING
+
 GIB = 1 << 30
 BUILD = Path(__file__).parent.parent / "libvcuda" / "build"
-
-BORROWER = """
-import sys, time, torch
-torch.backends.cuda.matmul.allow_tf32 = False
-gib = float(sys.argv[1])
-blocks, n = [], int(min(gib, 1) * (1 << 30)) // 4
-begin = time.monotonic()
-for i in range(max(1, int(gib))):
-    blocks.append(torch.empty(n, dtype=torch.int32, device="cuda"))
-part = 1 << 22
-def words(i, at):
-    return torch.arange(at, at + part, dtype=torch.int32, device="cuda") * (2 * i + 1)
-def count_wrong():
-    wrong = torch.zeros((), dtype=torch.int64, device="cuda")
-    for i, block in enumerate(blocks):
-        for at in range(0, n, part):
-            wrong += (block[at : at + part] != words(i, at)).sum()
-    return int(wrong)
-for i, block in enumerate(blocks):
-    for at in range(0, n, part):
-        block[at : at + part] = words(i, at)
-assert count_wrong() == 0
-print("took", time.monotonic() - begin, flush=True)
-a = torch.randn(1024, 1024, device="cuda")
-import os; os.set_blocking(0, False)
-steps, slowest, last = 0, 0.0, time.monotonic()
-while True:
-    (a @ a).sum(); steps += 1
-    if steps % 20 == 0:
-        torch.cuda.synchronize()
-        now = time.monotonic(); slowest = max(slowest, now - last); last = now
-    if steps % 200 == 0:
-        line = sys.stdin.readline()
-        if line.startswith("check"):
-            print("wrong", count_wrong(), "slowest", slowest, flush=True)
-            slowest, last = 0.0, time.monotonic()
-        if line.startswith("end"):
-            break
-"""
-
-TRAINING = """
-import sys, time, torch
-torch.manual_seed(7)
-torch.use_deterministic_algorithms(True)
-steps, gib = int(sys.argv[1]), float(sys.argv[2])
-layer = torch.nn.TransformerEncoderLayer(1024, 16, 4096, dropout=0.0, batch_first=True)
-model = torch.nn.TransformerEncoder(layer, 8, enable_nested_tensor=False).cuda()
-optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
-more = [torch.zeros(1 << 28, dtype=torch.int32, device="cuda") for _ in range(int(gib))]
-data = torch.randn(16, 16, 256, 1024, generator=torch.Generator().manual_seed(3)).cuda()
-for step in range(3):
-    model(data[0]).square().mean().backward(); optimizer.zero_grad()
-torch.cuda.synchronize(); print("ready", flush=True); sys.stdin.readline()
-begin = time.monotonic(); times = []
-for step in range(steps):
-    at = time.monotonic()
-    loss = (model(data[step % 16]) - data[(step + 1) % 16]).square().mean()
-    loss.backward(); optimizer.step(); optimizer.zero_grad()
-    print("loss", loss.item().hex(), flush=True); times.append(time.monotonic() - at)
-for m in more: assert int(m.sum()) == 0
-times.sort()
-print("seconds", time.monotonic() - begin, times[len(times) // 2], times[-1], flush=True)
-"""
-
-OWNER = """
-import ctypes, sys, time
-cuda = ctypes.CDLL("libcuda.so.1")
-context, device, at = ctypes.c_void_p(), ctypes.c_int(), ctypes.c_uint64()
-free, total = ctypes.c_size_t(), ctypes.c_size_t()
-assert cuda.cuInit(0) == 0 and cuda.cuDeviceGet(ctypes.byref(device), 0) == 0
-error = cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), device)
-print("context", error, flush=True)
-assert cuda.cuCtxSetCurrent(context) == 0
-cuda.cuMemGetInfo_v2(ctypes.byref(free), ctypes.byref(total))
-print("free", free.value, flush=True)
-for line in sys.stdin:
-    verb, _, size = line.partition(" ")
-    begin = time.monotonic()
-    if verb == "take":
-        error = cuda.cuMemAlloc_v2(ctypes.byref(at), ctypes.c_size_t(int(size)))
-    else:
-        error = cuda.cuMemFree_v2(at)
-    print("took", time.monotonic() - begin, error, flush=True)
-"""
 
 
 class Lending(ctypes.Structure):
@@ -127,7 +48,10 @@ class Node:
         self.gpu = self.about.split(",")[0]
         self._pages = ctypes.CDLL(str(BUILD / "libvcuda-pages.so"))
         self._usage: dict[str, ctypes.c_void_p] = {}
-        self._arbiter = subprocess.Popen([BUILD / "vcuda-arbiter", str(directory)])
+        self.start_arbiter()
+
+    def start_arbiter(self) -> None:
+        self._arbiter = subprocess.Popen([BUILD / "vcuda-arbiter", str(self.directory)])
 
     def claim(self, name: str, memory: int, *options: str) -> None:
         subprocess.run([BUILD / "pagectl", self.directory / name, "create"], check=True)
@@ -156,6 +80,14 @@ class Node:
             text=True,
         )
 
+    def clear(self, name: str) -> None:
+        """Clear the slots of dead processes, as the agent does."""
+        assert self._pages.vcuda_usage_reap_dead(self._usage[name]) >= 0
+
+    def kill_arbiter(self) -> None:
+        self._arbiter.kill()
+        self._arbiter.wait()
+
     def end(self) -> None:
         self._arbiter.terminate()
         self._arbiter.wait()
@@ -183,11 +115,23 @@ def report(**figures: Any) -> None:
     print(json.dumps(figures), flush=True)
 
 
-def wait_until_back(node: Node, seconds: float) -> float | None:
+def wait_until_back(node: Node, seconds: float, *names: str) -> float | None:
     begin = time.monotonic()
-    while node.lending("borrower").out and time.monotonic() - begin < seconds:
+    while (
+        out := sum(node.lending(name).out for name in names or ("borrower",))
+    ) and time.monotonic() - begin < seconds:
         time.sleep(0.002)
-    return None if node.lending("borrower").out else time.monotonic() - begin
+    return None if out else time.monotonic() - begin
+
+
+def bound_ms(size: int) -> float:
+    return round(100 + size / (20 * GIB) * 1e3, 1)
+
+
+def count_wrong(*borrowers: subprocess.Popen[str]) -> int:
+    for borrower in borrowers:
+        tell(borrower, "check")
+    return sum(int(await_word(borrower, "wrong")[0]) for borrower in borrowers)
 
 
 def fill_up(node: Node, leave: int) -> subprocess.Popen[str]:
@@ -233,7 +177,7 @@ def give(node: Node, gib: int, times: int) -> None:
             asked_bytes=size,
             error=int(error),
             took_ms=round(float(took) * 1e3, 1),
-            bound_ms=round(100 + size / (20 * GIB) * 1e3, 1),
+            bound_ms=bound_ms(size),
             moved_gib=round((after.moved_out - before.moved_out) / GIB, 2),
             stood_out_ms=round((after.stood_ns - before.stood_ns) / 1e6, 1),
             back_s=back and round(back, 2),
@@ -246,12 +190,94 @@ def give(node: Node, gib: int, times: int) -> None:
     finish(borrower, owner, filler)
 
 
+def take(owner: subprocess.Popen[str], size: int) -> tuple[float, int]:
+    """Return how long the owner's call took, ms, and its error."""
+    tell(owner, f"take {size}")
+    took, error = await_word(owner, "took")
+    return round(float(took) * 1e3, 1), int(error)
+
+
+def give_two(node: Node, gib: int, times: int) -> None:
+    names = ("borrower", "second")
+    borrowers = [node.start(name, BORROWER, gib + 2) for name in names]
+    for borrower in borrowers:
+        await_word(borrower, "took")
+    owner = node.start("owner", OWNER)
+    await_word(owner, "free")
+    filler = fill_up(node, 512 << 20)
+    size = gib * 3 // 2 * GIB
+    for _ in range(times):
+        before = [node.lending(name).moved_out for name in names]
+        took, error = take(owner, size)
+        moved = [node.lending(name).moved_out - one for name, one in zip(names, before, strict=True)]
+        wrong = count_wrong(*borrowers)
+        tell(owner, "free")
+        await_word(owner, "took")
+        back = wait_until_back(node, 30, *names)
+        report(
+            part="two", asked_gib=size // GIB, error=error, took_ms=took, bound_ms=bound_ms(size),
+            moved_gib=[round(one / GIB, 2) for one in moved], back_s=back and round(back, 2), wrong_while_out=wrong,
+            wrong=count_wrong(*borrowers),
+        )  # fmt: skip
+    finish(*borrowers, owner, filler)
+
+
+def die(node: Node, gib: int) -> None:
+    size = gib * GIB
+    borrower = node.start("borrower", BORROWER, gib + 2)
+    await_word(borrower, "took")
+    owner = node.start("owner", OWNER)
+    await_word(owner, "free")
+    filler = fill_up(node, 512 << 20)
+    # The owner, while it waits: 20 ms after its call, in which 10 GiB do not leave.
+    tell(owner, f"take {size}")
+    time.sleep(0.02)
+    owner.kill()
+    owner.wait()
+    node.clear("owner")
+    left = node.lending("owner")
+    back = wait_until_back(node, 30)
+    report(
+        part="deaths", killed="owner", back_s=back and round(back, 2), wrong=count_wrong(borrower), wanted=left.wanted
+    )
+    # The arbiter, likewise; its successor begins half a second later.
+    owner = node.start("owner", OWNER)
+    await_word(owner, "free")
+    tell(owner, f"take {size}")
+    time.sleep(0.02)
+    node.kill_arbiter()
+    time.sleep(0.5)
+    node.start_arbiter()
+    took, error = await_word(owner, "took")
+    report(
+        part="deaths",
+        killed="arbiter",
+        took_ms=round(float(took) * 1e3, 1),
+        error=int(error),
+        wrong=count_wrong(borrower),
+    )
+    # The borrower, while memory of it is out.
+    out = node.lending("borrower").out
+    borrower.kill()
+    borrower.wait()
+    node.clear("borrower")
+    left = node.lending("borrower")
+    tell(owner, "free")
+    await_word(owner, "took")
+    took_ms, refused = take(owner, size)
+    report(
+        part="deaths", killed="borrower", out_gib=round(out / GIB, 2), left_bytes=left.movable + left.out + left.host,
+        took_ms=took_ms, error=refused,
+    )  # fmt: skip
+    finish(owner, filler)
+
+
 def train(node: Node, steps: int, gib: int) -> None:
     results = {}
     for name in (None, "borrower"):
         training = node.start(name, TRAINING, steps, gib)
         await_word(training, "ready")
-        owners, latencies = list[subprocess.Popen[str]](), list[float]()
+        owners, latencies, out = list[subprocess.Popen[str]](), list[float](), list[float]()
         if name:
             owners = [node.start("owner", OWNER)]
             await_word(owners[0], "free")
@@ -265,17 +291,18 @@ def train(node: Node, steps: int, gib: int) -> None:
                 break
             losses.append(rest[0])
             if owners and len(losses) % 100 == 20:
-                tell(owners[0], f"take {gib // 2 * GIB}")
-                took, error = await_word(owners[0], "took")
-                assert error == "0", error
-                latencies.append(round(float(took) * 1e3, 1))
+                out.append(round(node.lending("borrower").out / GIB, 2))
+                took_ms, error = take(owners[0], gib // 2 * GIB)
+                assert error == 0, error
+                latencies.append(took_ms)
             if owners and len(losses) % 100 == 45:
                 tell(owners[0], "free")
                 await_word(owners[0], "took")
         finish(training, *owners)
         report(
             part="training", borrows=bool(name), steps=len(losses), seconds=rest[0], median_step_s=rest[1],
-            slowest_step_s=rest[2], owner_ms=latencies, moved_gib=round(node.lending("borrower").moved_out / GIB, 1)
+            slowest_step_s=rest[2], owner_ms=latencies, out_gib=out,
+            moved_gib=round(node.lending("borrower").moved_out / GIB, 1),
         )  # fmt: skip
     report(part="training", same_losses=results[None][0] == results["borrower"][0])
 
@@ -284,17 +311,24 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--gib", type=int, nargs="*", default=[1, 10, 40], help="what the owner takes, GiB")
     parser.add_argument("--times", type=int, default=3, help="how often it takes each")
+    parser.add_argument("--two", type=int, default=12, help="what each of two borrowers lends, GiB; 0: not")
+    parser.add_argument("--deaths", type=int, default=10, help="what is out when somebody dies, GiB; 0: nobody does")
     parser.add_argument("--steps", type=int, default=400, help="steps of the training; 0: none")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(dir="/dev/shm") as directory:
         node = Node(Path(directory))
         report(part="about", gpu=node.about)
         node.claim("borrower", 130 * GIB, "0-100", "best-effort", "borrows=2GiB", "host=60GiB")
+        node.claim("second", 130 * GIB, "0-100", "best-effort", "borrows=2GiB", "host=30GiB")
         node.claim("owner", 60 * GIB, "50-100")
         time.sleep(0.5)
         try:
             for gib in options.gib:
                 give(node, gib, options.times)
+            if options.two:
+                give_two(node, options.two, options.times)
+            if options.deaths:
+                die(node, options.deaths)
             if options.steps:
                 train(node, options.steps, 8)
         finally:

@@ -41,6 +41,7 @@ from benchmarks.shim.parts import (
     share_torch,
     stops,
     tail,
+    tail_lent,
     tail_rotations,
     tenants,
 )
@@ -65,6 +66,7 @@ PARTS = [
     beside.PART,
     tail.PART,
     tail_rotations.PART,
+    tail_lent.PART,
     mps_probe.PART,
     mps_memory.PART,
     mps_live.PART,

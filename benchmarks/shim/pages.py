@@ -7,7 +7,7 @@ import uuid
 from pathlib import Path
 from typing import Any
 
-FLAG_BEST_EFFORT, FLAG_NO_TURNS, FLAG_MPS = 1, 4, 8
+FLAG_BEST_EFFORT, FLAG_NO_TURNS, FLAG_MPS, FLAG_BORROWS = 1, 4, 8, 16
 POLICIES = ("burst", "fixed", "fair", "weighted", "average", "preempt", "native")
 NO_MEMORY_LIMIT = 2**64 - 1
 BACK_ENDS = {"turns": 0, "native": FLAG_NO_TURNS, "mps": FLAG_NO_TURNS | FLAG_MPS}
@@ -83,8 +83,8 @@ class Claim:
         """Write the limits of one GPU (``GPU-…``); return its index in the pages.
 
         ``memory`` in bytes, ``request`` percent (the same as the limit unless given), ``policy`` by name, ``weight``,
-        ``ceiling``, ``parts``, ``best_effort`` (policy ``preempt``), ``backend``. Raises :class:`PageRefused` if the
-        library rejects them.
+        ``ceiling``, ``parts``, ``best_effort`` (policy ``preempt``), ``backend``, ``promised`` and ``host`` bytes of
+        one that borrows memory. Raises :class:`PageRefused` if the library rejects them.
         """
         self._generation += 1
         values: dict[str, int | bytes] = {
@@ -95,7 +95,11 @@ class Claim:
             "core_request": other.get("request", percent),
             "core_limit": percent,
             "policy": POLICIES.index(other.get("policy", "burst")),
-            "flags": BACK_ENDS[other.get("backend", "turns")] | FLAG_BEST_EFFORT * bool(other.get("best_effort")),
+            "flags": BACK_ENDS[other.get("backend", "turns")]
+            | FLAG_BEST_EFFORT * bool(other.get("best_effort"))
+            | FLAG_BORROWS * ("promised" in other),
+            "memory_request": other.get("promised", 0),
+            "host_memory_bytes": other.get("host", 0),
             **{name: other.get(name, 0) for name in ("weight", "ceiling", "parts")},
         }
         return self._library.call("vcuda_limits_set", self._limits, self._library.pack("vcuda_limit", values))

@@ -58,11 +58,11 @@ int was_by_kernel(const struct claim *claim);
 
 /* Start a role (NULL claim: no GPUCLOUD_CLAIM_DIR). The arguments end with NULL. */
 void play(struct player *player, const struct claim *claim, int preloaded, const char *role, ...);
-void finish(struct player *player);                              /* read all, wait */
-int finish_within(struct player *player, double seconds);        /* 0: it hung, and was killed */
-int wait_for(struct player *player, const char *name);           /* until that line was printed */
+void finish(struct player *player);                                       /* read all, wait */
+int finish_within(struct player *player, double seconds);                 /* 0: it hung, and was killed */
+int wait_for(struct player *player, const char *name);                    /* until that line was printed */
 int says_within(struct player *player, const char *name, double seconds); /* 0: not in time */
-double figure_of(const struct player *player, const char *name); /* -1e9: never said */
+double figure_of(const struct player *player, const char *name);          /* -1e9: never said */
 /* By NVML, summed over processes. An H200's own figure rose 2 GiB higher while eight processes allocated and freed as fast
  * as they could; why was not found out (freed memory that counts until it is cleared, perhaps). */
 uint64_t gpu_memory_used(void);

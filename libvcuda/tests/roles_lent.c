@@ -11,12 +11,17 @@
 static struct tenant tenant;
 static __typeof__(cuMemcpyHtoD_v2) *to_gpu;
 static uint32_t *words;
-static volatile sig_atomic_t is_to_end;
+static int ends; /* SIGTERM came */
+
+static int is_to_end(void)
+{
+    return __atomic_load_n(&ends, __ATOMIC_SEQ_CST);
+}
 
 static void note_end(int signal)
 {
     (void)signal;
-    is_to_end = 1;
+    __atomic_store_n(&ends, 1, __ATOMIC_SEQ_CST);
 }
 
 static uint32_t word_of(uint32_t seed, size_t i)
@@ -50,7 +55,7 @@ static double wrong_words(CUdeviceptr block, size_t bytes)
 
 static void wait_for_end(double seconds)
 {
-    for (double until = now_s() + seconds; !is_to_end && now_s() < until;)
+    for (double until = now_s() + seconds; !is_to_end() && now_s() < until;)
         pause_s(0.005);
 }
 
@@ -99,7 +104,7 @@ static void *flood(void *argument)
 {
     struct flood *f = argument;
     f->error = cuda.cuCtxSetCurrent(f->context);
-    for (; !f->error && !is_to_end; f->launched++) {
+    for (; !f->error && !is_to_end(); f->launched++) {
         f->error = cuda_spin(f->spin, 1, 200000, f->stream);
         if ((int)f->launched % 8 == 7)
             f->error = f->error ? f->error : cuda.cuStreamSynchronize(f->stream);
@@ -133,7 +138,7 @@ static int contexts(size_t bytes)
     error = cuda.cuCtxSetCurrent(tenant.context);
     say("wrong", wrong_words(block, bytes));
     say("ended", cuda.cuCtxDestroy_v2(second));
-    is_to_end = 0;
+    __atomic_store_n(&ends, 0, __ATOMIC_SEQ_CST);
     say("one", 1);
     wait_for_end(60);
     say("wrong_later", wrong_words(block, bytes));

@@ -79,7 +79,7 @@ static CUresult begin_outside(CUdeviceptr at, struct piece *piece)
         return CUDA_ERROR_OUT_OF_MEMORY;
     __atomic_fetch_add(&shim.self->out_bytes, piece->bytes, __ATOMIC_SEQ_CST);
     piece->out = 1; /* piece_end gives it back */
-    return account_over((int)shim.self->lending_slot) ? CUDA_ERROR_OUT_OF_MEMORY : piece_map(at, piece, piece->host);
+    return account_over((int)lending_slot()) ? CUDA_ERROR_OUT_OF_MEMORY : piece_map(at, piece, piece->host);
 }
 
 /* Return 1 if an owner wants memory of this GPU, or did a moment ago: what was given back for it is not to be taken again. */
@@ -88,7 +88,7 @@ static int is_wanted(void)
     const struct vcuda_turns *turns = __atomic_load_n(&shim.turns, __ATOMIC_ACQUIRE);
     if (!turns)
         return 0;
-    const struct vcuda_memory_turn *turn = &turns->memory[shim.self->lending_slot];
+    const struct vcuda_memory_turn *turn = &turns->memory[lending_slot()];
     uint64_t at = __atomic_load_n(&turn->wanted_ns, __ATOMIC_SEQ_CST), now = shim_page_now();
     return __atomic_load_n(&turn->give_bytes, __ATOMIC_SEQ_CST) || (at && (at >= now || now - at < WANTED_NS));
 }

@@ -117,7 +117,7 @@ static uint64_t bytes_to_give(const struct vcuda_memory_turn *turn, uint64_t hav
     uint64_t wanted = __atomic_load_n(&turn->wanted_bytes, __ATOMIC_SEQ_CST);
     uint64_t lent = __atomic_load_n(&turn->lent_bytes, __ATOMIC_SEQ_CST); /* by the others */
     struct vcuda_lending mine = {0};
-    vcuda_usage_lending(shim.usage, shim.self->lending_slot, &mine);
+    vcuda_usage_lending(shim.usage, lending_slot(), &mine);
     /* Each try in vain shows that owners need more than they say. */
     uint64_t slack = SLACK_BYTES * (1 + __atomic_load_n(&turn->tries, __ATOMIC_SEQ_CST));
     if (!part || wanted + slack <= have || wanted > have + lent + mine.movable_bytes)
@@ -173,7 +173,7 @@ static int take_back(struct borrower *b)
 
 static void follow(struct borrower *b, const struct vcuda_turns *turns)
 {
-    const struct vcuda_memory_turn *turn = &turns->memory[shim.self->lending_slot];
+    const struct vcuda_memory_turn *turn = &turns->memory[lending_slot()];
     uint32_t number = __atomic_load_n(&turn->number, __ATOMIC_SEQ_CST);
     uint64_t wanted = __atomic_load_n(&turn->give_bytes, __ATOMIC_SEQ_CST);
     struct timespec pause = {0, number == b->number ? LOOK_NS : AGAIN_NS};

@@ -44,6 +44,12 @@ extern struct block *lending_blocks;
 void lending_lock(void);
 void lending_unlock(void);
 
+/* The one GPU of the claim on which this process has blocks. */
+static inline uint32_t lending_slot(void)
+{
+    return __atomic_load_n(&shim.self->lending_slot, __ATOMIC_ACQUIRE);
+}
+
 /* ---- contexts.c ---- */
 /* Return 0 if some context cannot be waited for, so that nothing moves, or if this one is not known. */
 int contexts_know(CUcontext context);

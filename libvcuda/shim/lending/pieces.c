@@ -36,7 +36,7 @@ static int reserve_host(uint64_t bytes)
 {
     struct vcuda_limit limit;
     struct vcuda_lending all;
-    uint32_t slot = shim.self->lending_slot;
+    uint32_t slot = lending_slot();
     __atomic_fetch_add(&shim.self->host_bytes, bytes, __ATOMIC_SEQ_CST);
     if (!vcuda_limits_get(shim.limits, slot, &limit) && !vcuda_usage_lending(shim.usage, slot, &all) &&
         all.host_bytes <= limit.host_memory_bytes)
