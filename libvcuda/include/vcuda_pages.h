@@ -85,8 +85,7 @@ enum {
     /* The claim may use memory beyond `memory_request`, up to `memory_bytes`: what others of the GPU do not use now. It
      * borrows only blocks that can leave for host memory while its programs live (docs/decisions/0136). */
     VCUDA_FLAG_BORROWS = 16,
-    /* Of a slot of a suspended claim: its programs come back to this GPU. Others that borrow there take nothing meanwhile,
-     * and give `returning_bytes` back. */
+    /* Of a suspended claim's slot: its programs come back to this GPU. Borrowers take nothing, and give `returning_bytes`. */
     VCUDA_FLAG_RETURNS = 32,
 };
 
@@ -109,7 +108,7 @@ struct vcuda_limit_slot {
     uint32_t reserved0;
     uint64_t memory_request;    /* of a claim that borrows: promised to it; everybody else is promised memory_bytes */
     uint64_t host_memory_bytes; /* likewise: most host memory that its programs may pin for what leaves the GPU */
-    uint64_t returning_bytes;   /* with VCUDA_FLAG_RETURNS: must be free on the GPU before they come back */
+    uint64_t returning_bytes;   /* with VCUDA_FLAG_RETURNS: must be free on the GPU first */
     uint8_t reserved[8];
 };
 
@@ -151,9 +150,7 @@ struct vcuda_memory_turn {
     uint64_t wanted_bytes; /* with an order: what owners want of this GPU altogether; it has to be free there */
     uint64_t wanted_ns;    /* CLOCK_MONOTONIC when others last wanted something here; 0: never */
     uint32_t tries;        /* with an order: how many for the same wants were followed in vain before */
-    /* The order that was not followed in time although nobody else can give so much; 0: none. The agent ends the
-     * processes that have not followed it. */
-    uint32_t overdue;
+    uint32_t overdue;      /* the order whose processes the agent ends: not followed in time; 0: none */
 };
 
 struct vcuda_turns {
