@@ -95,6 +95,13 @@ CHAPTERS: Final = (
                 _("Throttled"),
                 _("Part of the time in which the limit delayed GPU work of the program."),
             ),
+            "borrowed-memory": Word(
+                _("Borrowed memory"),
+                _(
+                    "Memory of a GPU that a best-effort claim uses beyond what is promised to it. It moves to host "
+                    "memory while others of the GPU use theirs; programs stand still for the moves, and go on slower."
+                ),
+            ),
             "idle": Word(
                 _("Idle"),
                 _("Allocated, but without GPU work. The idle policy of the pool decides: report, lend or release."),

@@ -1,5 +1,6 @@
 // Live charts: series by key (an assignment, or a GPU), a window that slides, marks where limits were moved.
 // Every chart has a legend with its present numbers and a table with the same data.
+import { KINDS } from "./chart_kinds.js";
 import { colourOf } from "./colours.js";
 import { ago, duration, say } from "./words.js";
 import { Zoom } from "./zoom.js";
@@ -16,81 +17,9 @@ const timeZone = document.getElementById("words").dataset.zone;
 const clock = (seconds) => new Date(1000 * seconds).toLocaleTimeString([], { hourCycle: "h23", timeZone });
 const day = (seconds) => new Date(1000 * seconds).toLocaleDateString([], { month: "short", day: "numeric", timeZone });
 const pen = document.createElement("canvas").getContext("2d"); // measures labels
-const gib = (mib) => (mib == null ? null : mib / 1024);
+const MIB = 1048576;
+const mib = (bytes) => (bytes == null ? null : bytes / MIB);
 const number = (value, unit, digits = 0) => (value == null ? "–" : `${value.toFixed(digits)} ${unit}`.trim());
-
-// What each kind of chart draws. `of` reads a point; `colour` names a token.
-const KINDS = {
-  core: {
-    unit: "%", digits: 1, top: () => 100,
-    lines: [
-      { label: "used", colour: "used", fill: "used-fill", of: (p) => p.core_percent },
-      { label: "limit", colour: "limit", stepped: true, dash: [7, 4], css: "dashed", digits: 0, of: (p) => p.core_limit_percent },
-      { label: "guaranteed", colour: "request", stepped: true, dash: [2, 4], css: "dotted", digits: 0, of: (p) => p.core_request_percent },
-      { label: "throttled", colour: "throttled", width: 1.25, of: (p) => p.throttled_percent },
-    ],
-  },
-  memory: {
-    unit: "GiB", digits: 2,
-    top: (points) => 1.2 * gib(Math.max(64, ...points.map((p) => Math.max(p.memory_mib ?? 0, p.memory_limit_mib ?? 0)))),
-    lines: [
-      { label: "used", colour: "memory", fill: "memory-fill", of: (p) => gib(p.memory_mib) },
-      { label: "limit", colour: "limit", stepped: true, dash: [7, 4], css: "dashed", of: (p) => gib(p.memory_limit_mib) },
-    ],
-  },
-  gpu: {
-    unit: "%", digits: 0, top: () => 100,
-    lines: [
-      { label: "utilisation", colour: "used", fill: "used-fill", of: (p) => p.core_percent },
-      { label: "memory", colour: "memory", of: (p, chart) => (p.memory_mib == null ? null : (100 * p.memory_mib) / chart.memory) },
-    ],
-  },
-  power: {
-    unit: "W", digits: 0, top: (points) => 1.2 * Math.max(50, ...points.map((p) => p.power_watts ?? 0)),
-    lines: [{ label: "power", colour: "request", of: (p) => p.power_watts }],
-  },
-  "fleet-core": share("core", "used", "used-fill"),
-  "fleet-memory": share("memory", "memory", "memory-fill"),
-  // Every change of a quota's numbers: each holds until the next.
-  quota: {
-    unit: "", digits: 1, endless: true,
-    top: (points) => 1.15 * Math.max(1, ...points.map((p) => Math.max(p.used, p.hard ?? 0))),
-    lines: [
-      { label: "used", colour: "used", fill: "used-fill", stepped: true, of: (p) => p.used },
-      { label: "quota", colour: "limit", stepped: true, dash: [7, 4], css: "dashed", of: (p) => p.hard },
-    ],
-  },
-  // Sums of spans: a bar from each span's beginning to its end.
-  hours: {
-    unit: "h", digits: 2, endless: true,
-    top: (points) => 1.15 * Math.max(0.01, ...points.map((p) => Math.max(p.reserved, p.used))),
-    lines: [
-      { label: "allocated", colour: "limit", bars: true, dash: [7, 4], css: "dashed", of: (p) => p.reserved },
-      { label: "used", colour: "used", bars: true, fill: "used-fill", of: (p) => p.used },
-    ],
-  },
-  // Sums since the beginning of the period; the forecast goes on to the month's end, where the other lines have no value.
-  period: {
-    unit: "h", digits: 2, endless: true, newest: true,
-    top: (points) => 1.15 * Math.max(0.01, ...points.map((p) => Math.max(p.reserved ?? 0, p.used ?? 0, p.forecast ?? 0))),
-    lines: [
-      { label: "allocated", colour: "limit", of: (p) => p.reserved },
-      { label: "used", colour: "used", fill: "used-fill", of: (p) => p.used },
-      { label: "forecast", colour: "request", dash: [3, 5], css: "dotted", of: (p) => p.forecast },
-    ],
-  },
-};
-
-// What of the fleet is promised, and what of it is in use.
-function share(what, colour, fill) {
-  return {
-    unit: "%", digits: 0, top: () => 100,
-    lines: [
-      { label: "used", colour, fill, of: (p) => p[`${what}_used`] },
-      { label: "leased", colour: "limit", dash: [7, 4], css: "dashed", of: (p) => p[`${what}_leased`] },
-    ],
-  };
-}
 
 export class Charts {
   constructor(data) {
@@ -123,13 +52,18 @@ export class Charts {
 
   take(frame) {
     if (!this.live || this.zoom.span) return; // a long range comes again by itself, a selected span stays
+    const lent = lentBy(frame.assignments ?? []);
     const of = (item) => ({
       at: frame.at,
       core_percent: item.core_percent,
       core_limit_percent: item.core_limit_percent,
       throttled_percent: item.throttled_percent,
-      memory_mib: item.memory_bytes / 1048576,
-      memory_limit_mib: item.memory_limit_bytes == null ? null : item.memory_limit_bytes / 1048576,
+      memory_mib: item.memory_bytes / MIB,
+      memory_limit_mib: mib(item.memory_limit_bytes),
+      borrowed_mib: lent[item.uuid] ?? mib(item.borrowed?.borrowed_bytes),
+      memory_out_mib: mib(item.borrowed?.out_bytes),
+      moved_mib_per_second: mib(item.borrowed?.moved_bytes_per_second),
+      stood_percent: item.borrowed?.stood_percent ?? null,
     });
     for (const item of frame.assignments ?? []) this.add(item.uid, of(item));
     for (const item of frame.gpus ?? []) {
@@ -166,6 +100,13 @@ export class Charts {
   }
 }
 
+// What the assignments borrow of each GPU, in MiB; GPUs of which nothing may be borrowed are left out.
+function lentBy(assignments) {
+  const lent = {};
+  for (const { gpu, borrowed } of assignments) if (borrowed) lent[gpu] = (lent[gpu] ?? 0) + mib(borrowed.borrowed_bytes);
+  return lent;
+}
+
 function rows(series) {
   const { times, key, ...columns } = series;
   return times.map((at, index) => Object.fromEntries([["at", at], ...Object.entries(columns).map(([name, values]) => [name, values[index]])]));
@@ -180,7 +121,7 @@ class Chart {
     this.note = element("p", "plot-note muted");
     this.plot.append(this.note);
     if (!kind.endless) this.listen();
-    Object.assign(this, { marks: [], bands: [], points: [], gap: GAP_SECONDS, stamp: clock });
+    Object.assign(this, { marks: [], bands: [], points: [], shown: [], gap: GAP_SECONDS, stamp: clock });
     this.legend();
     this.build();
     this.observer = new ResizeObserver(() => this.chart.setSize(this.size()));
@@ -208,10 +149,11 @@ class Chart {
     const items = this.kind.lines.map((line) => {
       const item = element("span", "legend-item");
       const value = element("b");
-      item.append(element("i", `legend-line colour-${line.colour} ${line.css ?? ""}`), say(line.label), value);
+      if (!line.figure) item.append(element("i", `legend-line colour-${line.colour} ${line.css ?? ""}`));
+      item.append(say(line.label), value);
       return { item, value };
     });
-    this.values = items.map(({ value }) => value);
+    this.items = items;
     // Shown while there is such a span; its value is their sum.
     this.still = element("span", "legend-item");
     this.still.append(element("i", "legend-band"), say("suspended"), element("b"));
@@ -236,6 +178,7 @@ class Chart {
         { ...axis, size: LEFT, space: 26, values: (_, splits) => splits.map((value) => String(Number(value.toFixed(2)))) },
       ],
       series: [{}, ...this.kind.lines.map((line) => this.series(line))],
+      bands: this.kind.lines.flatMap(({ band }, index) => (band ? [{ series: [index + 1, index], fill: colourOf(band) }] : [])),
       hooks: { drawClear: [(plot) => this.drawBands(plot)], draw: [(plot) => this.drawMarks(plot)], setCursor: [() => this.tell()], setSelect: [(plot) => this.zoom.selected(plot)] },
     }, this.columns(), this.plot);
   }
@@ -248,7 +191,7 @@ class Chart {
 
   series(line) {
     return {
-      label: say(line.label), stroke: colourOf(line.colour), width: line.width ?? 2, dash: line.dash,
+      label: say(line.label), show: !line.figure, stroke: line.colour && colourOf(line.colour), width: line.width ?? 2, dash: line.dash,
       points: { show: () => this.points.length === 1, size: 6 }, // a long range of a young claim
       fill: line.fill && colourOf(line.fill), paths: pathsOf(line),
     };
@@ -261,6 +204,7 @@ class Chart {
       if (before && !this.kind.endless && point.at - before.at > this.gap) shown.push({ at: before.at + 1 });
       shown.push(point);
     });
+    this.shown = shown;
     return [shown.map((p) => p.at), ...this.kind.lines.map((line) => shown.map((p) => line.of(p, this) ?? null))];
   }
 
@@ -299,9 +243,15 @@ class Chart {
     this.kind.lines.forEach((line, index) => {
       const column = columns[index + 1] ?? [];
       const last = this.kind.newest ? column.findLastIndex((one) => one != null) : column.length - 1;
-      const value = column[hovered ?? last];
-      this.values[index].textContent = number(value, this.kind.unit, line.digits ?? this.kind.digits) + old;
+      const point = this.shown[hovered ?? last];
+      const { item, value } = this.items[index];
+      value.textContent = number(point && this.told(line, point), line.unit ?? this.kind.unit, line.digits ?? this.kind.digits) + old;
+      item.hidden = line.rare === true && column.every((one) => one == null);
     });
+  }
+
+  told(line, point) {
+    return (line.tells ?? line.of)(point, this);
   }
 
   drawBands(plot) {
@@ -343,9 +293,10 @@ class Chart {
   table() {
     if (!this.details.open) return;
     const [head, body] = ["thead", "tbody"].map((name) => this.details.querySelector(name));
-    head.replaceChildren(row("th", [say("time"), ...this.kind.lines.map((line) => [say(line.label), this.kind.unit].filter(Boolean).join(", "))]));
+    const lines = this.kind.lines.filter((line) => !line.rare || this.points.some((p) => line.of(p, this) != null));
+    head.replaceChildren(row("th", [say("time"), ...lines.map((line) => [say(line.label), line.unit ?? this.kind.unit].filter(Boolean).join(", "))]));
     const newest = this.points.slice(-TABLE_ROWS).reverse();
-    body.replaceChildren(...newest.map((p) => row("td", [this.moment(p.at), ...this.kind.lines.map((line) => line.of(p, this)?.toFixed(2) ?? "–")])));
+    body.replaceChildren(...newest.map((p) => row("td", [this.moment(p.at), ...lines.map((line) => this.told(line, p)?.toFixed(2) ?? "–")])));
   }
 }
 

@@ -85,6 +85,32 @@ def test_a_nodes_charts_have_ranges_and_zoom(visitor: Visitor, claim: dict[str, 
     expect(chart.locator("[data-span]")).to_have_text(re.compile(r"\d\d:\d\d:\d\d – "))
 
 
+def lend(route: Route) -> None:
+    """Answer with a quarter of each GPU's memory lent."""
+    answer = route.fetch()
+    data = answer.json()
+    for series in data["series"]:
+        if "memory_mib" in series:
+            series["borrowed_mib"] = [20_000] * len(series["times"])
+    route.fulfill(response=answer, body=json.dumps(data))
+
+
+def test_what_is_lent_of_a_gpu_is_drawn_only_where_something_is(
+    visitor: Visitor, claim: dict[str, Any], platform: Platform
+) -> None:
+    page = visitor.page
+    gpu = platform.granted("GET", f"gpus/{claim['assignments'][0]['gpu_uuid']}/")
+    page.goto(f"/nodes/{gpu['node']}/?range=1h")
+    chart = page.locator(f'[data-chart="gpu"][data-key="{gpu["uuid"]}"]')
+    lent = chart.locator(".legend-item", has_text="lent")
+    expect(chart.locator(".legend-item", has_text="memory")).to_be_visible()
+    expect(lent).to_be_hidden()
+    page.route(SERIES, lend)
+    select_by_mouse(page, chart, 0.5, 1.0)
+    expect(lent).to_be_visible()
+    expect(lent.locator("b")).to_have_text(re.compile(rf"^{round(100 * 20_000 / gpu['memory_mib'])} %"))
+
+
 LABELS = """
     window.cut = []; window.drawn = 0;
     const fillText = CanvasRenderingContext2D.prototype.fillText;

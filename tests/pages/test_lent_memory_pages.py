@@ -2,12 +2,15 @@
 
 import pytest
 from django.test import Client
+from django.utils import timezone
 
+from apps.nodes.models import Sample
 from apps.quotas.principals import SYSTEM
 from apps.scheduling.models import Claim
 from apps.scheduling.services.claims.sharing import change_pool
 from apps.scheduling.services.cycles.rounds import run_round
-from tests.cast import GIB, Cast, Machine, give_plenty
+from tests.cast import GIB, MIB_BYTES, Cast, Machine, give_plenty, placed
+from tests.measurements import keep
 from tests.pages.conftest import SignIn
 
 SIZE = {"tenant": "acme", "name": "sweep", "pool": "default", "gpu_count": "1", "core_request": "10", "weight": "1"}
@@ -49,6 +52,42 @@ def test_it_is_made_shown_and_changed(cast: Cast, machine: Machine, max_: Client
     assert "memory limit 12288 → 16384 MiB" in text(answer)
     claim.refresh_from_db()
     assert claim.memory_limit_mib == 16 * GIB
+
+
+def measure(claim: Claim) -> None:
+    """Store a second in which 3 GiB of the claim are borrowed and 4 are in host memory."""
+    (item,) = claim.assignments.all()
+    moved = {"borrowed_bytes": 3 * GIB * MIB_BYTES, "memory_out_bytes": 4 * GIB * MIB_BYTES}
+    moved |= {"moved_bytes_per_second": 512.0 * MIB_BYTES, "stood_percent": 1.5}
+    used = {"core_percent": 5, "memory_bytes": 5 * GIB * MIB_BYTES, "at": timezone.now()}
+    of_gpu = Sample(gpu_id=item.gpu_id, borrowed_bytes=3 * GIB * MIB_BYTES, **used)
+    keep([Sample(assignment_uid=item.uid, **moved, **used), of_gpu])
+
+
+def test_its_chart_has_bands_and_that_of_others_has_none(cast: Cast, machine: Machine, max_: Client) -> None:
+    claim = make(cast, machine, max_)
+    other, _ = placed(cast, machine, core_request=10)
+    measure(claim)
+    assert 'data-chart="borrowed-memory"' in text(max_.get(f"/claims/{claim.uid}/"))
+    assert 'data-chart="borrowed-memory"' not in text(max_.get(f"/claims/{other.uid}/"))
+    (series,) = max_.get(f"/claims/{claim.uid}/series/").json()["series"]
+    names = ("memory_mib", "borrowed_mib", "memory_out_mib", "moved_mib_per_second", "stood_percent")
+    assert [series[name] for name in names] == [[5 * GIB], [3 * GIB], [4 * GIB], [512], [1.5]]
+    (series,) = max_.get(f"/claims/{other.uid}/series/").json()["series"]
+    assert "borrowed_mib" not in series
+
+
+def test_the_charts_of_a_gpu_and_its_node_have_what_is_lent(
+    cast: Cast, machine: Machine, max_: Client, browser: SignIn
+) -> None:
+    claim = make(cast, machine, max_)
+    measure(claim)
+    gpu = claim.assignments.get().gpu
+    olga = browser("olga")
+    for address in (f"/gpus/{gpu.uuid}/series/", "/nodes/gpu1/series/"):
+        found = {one["key"]: one.get("borrowed_mib") for one in olga.get(address).json()["series"]}
+        assert found[gpu.uuid] == [3 * GIB], address
+    assert 'data-chart="borrowed-memory"' in text(olga.get(f"/gpus/{gpu.uuid}/"))
 
 
 def test_a_refusal_is_said_in_the_form(cast: Cast, machine: Machine, max_: Client) -> None:

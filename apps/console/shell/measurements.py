@@ -27,6 +27,10 @@ LATEST: Final = timedelta(seconds=15)
 MEAN: Final = timedelta(seconds=5)
 
 
+# Only series with borrowed memory have these.
+BORROWED: Final = ("borrowed_mib", "memory_out_mib", "moved_mib_per_second", "stood_percent")
+
+
 @dataclass(frozen=True, slots=True)
 class Use:
     """Means over the last seconds; None without a sample."""
@@ -163,8 +167,10 @@ def _last(row: Mapping[str, Any]) -> Use:
 
 
 def _numbers(row: Mapping[str, Any]) -> dict[str, Any]:
-    names = ("core_percent", "core_limit_percent", "throttled_percent", "memory_mib", "memory_limit_mib")
-    columns = {name: [None if value is None else round(value, 2) for value in row[name]] for name in names}
+    names = ("core_percent", "core_limit_percent", "throttled_percent", "memory_mib", "memory_limit_mib", *BORROWED)
+    columns = {
+        name: [None if value is None else round(value, 2) for value in row[name]] for name in names if name in row
+    }
     return {"times": row["times"], **columns}
 
 

@@ -112,6 +112,23 @@ def _of_claim(api: Api, found: Row) -> Row:
             {**row, **{f"used_{name}": _latest(use.get(row["uid"]), name) for name in ("core_percent", "memory_mib")}}
             for row in found["assignments"]
         ],
+        "borrowed": [_borrowed(row, use[row["uid"]]) for row in found["assignments"] if _has_borrowed(use, row)],
+    }
+
+
+def _has_borrowed(use: dict[str, Row], row: Row) -> bool:
+    return bool(use.get(row["uid"], {}).get("borrowed_mib"))
+
+
+def _borrowed(row: Row, series: Row) -> Row:
+    """Return what an assignment borrows, by its latest measurement."""
+    return {
+        **{name: row[name] for name in ("node", "gpu_index")},
+        "promised_mib": row["memory_mib"],
+        "borrowed_memory_mib": _latest(series, "borrowed_mib"),
+        "in_host_memory_mib": _latest(series, "memory_out_mib"),
+        "moved_a_second_mib": _latest(series, "moved_mib_per_second"),
+        "stood_still_percent": _latest(series, "stood_percent"),
     }
 
 
@@ -193,6 +210,12 @@ SHEETS = {
                 "GPUs",
                 "assignments",
                 "node gpu_index core_request core_limit used_core_percent memory_mib used_memory_mib state in_force_at",
+            ),
+            Part(
+                "borrowed memory",
+                "borrowed",
+                "node gpu_index promised_mib borrowed_memory_mib in_host_memory_mib moved_a_second_mib "
+                "stood_still_percent",
             ),
             Part("conditions", "conditions", " ".join(CONDITION)),
             Part("reasons", "reasons", "detail"),

@@ -17,7 +17,7 @@ from gpucloud_cli.failures import Unreachable
 from gpucloud_cli.options import Invocation, output_options, pass_invocation
 
 STATES = ("active", "assigned", "queued", "pending", "failed")
-COLUMNS = ("tenant", "name", "state", "where", "core", "throttled", "memory", "age", "uid")
+COLUMNS = ("tenant", "name", "state", "where", "core", "throttled", "memory", "out", "age", "uid")
 MOST_ROWS = 200
 
 
@@ -34,7 +34,8 @@ def top(invocation: Invocation, tenant: str | None, once: bool, interval: int) -
     """
     with invocation.api() as api:
         if once or invocation.format != "table" or not sys.stdout.isatty():
-            invocation.show(read_rows(api, tenant), columns=COLUMNS, wide=("pool", "created_by"))
+            rows = read_rows(api, tenant)
+            invocation.show(rows, columns=columns_of(rows), wide=("pool", "created_by"))
         else:
             watch(api, tenant, interval)
 
@@ -45,7 +46,9 @@ def watch(api: Api, tenant: str | None, interval: int) -> None:
     try:
         with Live(console=output.console(width=None), auto_refresh=False, screen=True) as live:
             while True:
-                live.update(Group(f"{api.url}  {time.strftime('%H:%M:%S')}  {message}", output.drawing(rows, COLUMNS)))
+                live.update(
+                    Group(f"{api.url}  {time.strftime('%H:%M:%S')}  {message}", output.drawing(rows, columns_of(rows)))
+                )
                 live.refresh()
                 time.sleep(max(interval, 1))
                 try:
@@ -54,6 +57,11 @@ def watch(api: Api, tenant: str | None, interval: int) -> None:
                     message = str(lost)
     except KeyboardInterrupt:
         pass
+
+
+def columns_of(rows: list[dict[str, Any]]) -> tuple[str, ...]:
+    """Return the columns: `out`, memory in host memory, only where a claim may borrow memory."""
+    return COLUMNS if any(row["out"] for row in rows) else tuple(name for name in COLUMNS if name != "out")
 
 
 def read_rows(api: Api, tenant: str | None) -> list[dict[str, Any]]:
@@ -78,7 +86,10 @@ def row(claim: dict[str, Any], series: list[dict[str, Any]]) -> dict[str, Any]:
         "where": ",".join(f"{item['node']}/{item['gpu_index']}" for item in claim["assignments"]) or None,
         "core": _of(series, "core_percent", claim["core_limit"] * claim["gpu_count"], "%"),
         "throttled": _of(series, "throttled_percent", None, "%", together=max),
-        "memory": _of(series, "memory_mib", claim["memory_mib"] * claim["gpu_count"], "MiB"),
+        "memory": _of(
+            series, "memory_mib", (claim["memory_limit_mib"] or claim["memory_mib"]) * claim["gpu_count"], "MiB"
+        ),
+        "out": _of(series, "memory_out_mib", None, "MiB"),
         "age": duration_text(round(max(ages))) if ages else None,
         "uid": claim["uid"],
         "pool": claim["pool"],
@@ -94,7 +105,7 @@ def _of(
     *,
     together: Callable[[list[float]], float] = sum,
 ) -> str | None:
-    latest = [one[name][-1] for one in series if one[name] and one[name][-1] is not None]
+    latest = [one[name][-1] for one in series if one.get(name) and one[name][-1] is not None]
     if not latest:
         return None
     return f"{together(latest):.0f}{'' if limit is None else f'/{limit}'} {unit}"
