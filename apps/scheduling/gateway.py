@@ -21,6 +21,7 @@ from apps.quotas.services import audit
 from apps.scheduling import watching
 from apps.scheduling.models import Assignment, Claim
 from apps.scheduling.providers import jobs, remote_figures
+from apps.scheduling.services.claims import memory_out
 from apps.scheduling.services.claims.desired import desired_states
 from apps.scheduling.services.claims.falls import record_fall
 from apps.scheduling.services.claims.health import fence_if_wanted, tell_owners
@@ -52,13 +53,14 @@ class Gateway:
         return dict(found)
 
     def measured(self, batch: Sequence[Measured]) -> None:
-        """Give lent core back to the claims that are measured to work."""
+        """Give lent core back to the claims that are measured to work; mark those whose memory is out."""
         now = time.time()
         counters.TELEMETRY_FRAMES.add(amount=len(batch))
         for _, usage in batch:
             counters.TELEMETRY_SECONDS.observe(max(0.0, now - usage.at))
             _count_moved(usage)
         _record_remote(batch)
+        memory_out.mark(batch)
         lending = {str(uid) for uid in Claim.objects.filter(lent_core__gt=0).values_list("uid", flat=True)}
         for source, usage in batch if lending else ():
             carried = source.carried or {}

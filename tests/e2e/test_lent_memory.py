@@ -51,6 +51,10 @@ class Scene:
         (series,) = self.platform.granted("GET", f"utilization/?claim={claim['uid']}")["series"]
         return {name: column[-1] for name, column in series.items() if isinstance(column, list) and column}
 
+    def conditions(self, claim: Json) -> set[str]:
+        """Return the types of the claim's conditions."""
+        return {one["type"] for one in self.platform.granted("GET", f"claims/{claim['uid']}/")["conditions"]}
+
     def moved_since(self, claim: Json, begin: str) -> float:
         """Return the most that moved in a second since then, in MiB."""
         (series,) = self.platform.granted("GET", f"utilization/?claim={claim['uid']}&from={begin}&step=1")["series"]
@@ -136,6 +140,7 @@ def test_an_owner_gets_what_was_lent_and_both_programs_go_on_whatever_dies(scene
     # Contexts take a part of the GPU.
     assert BORROWED + TAKEN - GPU <= out["memory_out_mib"] <= BORROWED, out
     assert out["memory_mib"] + out["memory_out_mib"] >= BORROWED, "nothing of it is lost"
+    until(lambda: "memory-out" in scene.conditions(borrower), what="the claim to stand aside")
     until(lambda: scene.moved_since(borrower, begun) > 0, what="the move to be measured")
     assert "borrowed_mib" not in scene.measured(owner)
     # The agent dies while memory is out, and a new one adopts both.
@@ -150,7 +155,7 @@ def test_an_owner_gets_what_was_lent_and_both_programs_go_on_whatever_dies(scene
     scene.programs[1].kill()
     scene.programs[1].wait()
     goes_on(borrowing)
-    until(lambda: scene.measured(borrower).get("memory_out_mib") == 0, what="all to be back")
+    until(lambda: "memory-out" not in scene.conditions(borrower), what="the claim not to stand aside")
     for claim in (owner, borrower):
         scene.platform.granted("DELETE", f"claims/{claim['uid']}/?wait=60")
     assert scene.node()["host_memory_used_mib"] == 0

@@ -57,7 +57,7 @@ def test_it_is_made_shown_and_changed(cast: Cast, machine: Machine, max_: Client
 def measure(claim: Claim) -> None:
     """Store a second in which 3 GiB of the claim are borrowed and 4 are in host memory."""
     (item,) = claim.assignments.all()
-    moved = {"borrowed_bytes": 3 * GIB * MIB_BYTES, "memory_out_bytes": 4 * GIB * MIB_BYTES}
+    moved: dict[str, float] = {"borrowed_bytes": 3 * GIB * MIB_BYTES, "memory_out_bytes": 4 * GIB * MIB_BYTES}
     moved |= {"moved_bytes_per_second": 512.0 * MIB_BYTES, "stood_percent": 1.5}
     used = {"core_percent": 5, "memory_bytes": 5 * GIB * MIB_BYTES, "at": timezone.now()}
     of_gpu = Sample(gpu_id=item.gpu_id, borrowed_bytes=3 * GIB * MIB_BYTES, **used)
@@ -88,6 +88,15 @@ def test_the_charts_of_a_gpu_and_its_node_have_what_is_lent(
         found = {one["key"]: one.get("borrowed_mib") for one in olga.get(address).json()["series"]}
         assert found[gpu.uuid] == [3 * GIB], address
     assert 'data-chart="borrowed-memory"' in text(olga.get(f"/gpus/{gpu.uuid}/"))
+
+
+def test_the_page_says_while_memory_stands_aside(cast: Cast, machine: Machine, max_: Client) -> None:
+    claim = make(cast, machine, max_)
+    address = f"/claims/{claim.uid}/"
+    assert "Memory stands aside" not in text(max_.get(address))
+    claim.assignments.update(memory_out_mib=4 * GIB, memory_out_since=timezone.now())
+    shown = text(max_.get(address))
+    assert "gpu1 GPU 0: 4 GiB of what the claim borrowed are in host memory" in shown
 
 
 def test_a_refusal_is_said_in_the_form(cast: Cast, machine: Machine, max_: Client) -> None:

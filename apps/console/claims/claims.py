@@ -121,6 +121,7 @@ def claim_context(claim: Claim, principal: Principal) -> dict[str, Any]:
         "resizable": not claim.has_fixed_size and (claim.waiting or claim.state in (*PLACED, ClaimState.SUSPENDED)),
         "room": room(claim),
         "missed": find_missed(claim, live),
+        "memory_out": [item for item in live if item.memory_out_since],
         "fall": find_fall(claim, live),
         "suspension": find_suspension_facts(claim),
         "group": find_group_facts(claim),

@@ -99,7 +99,7 @@ class ReasonSerializer(Strict):
 class ClaimConditionSerializer(Strict):
     """A problem that a claim has now."""
 
-    type = shown.choice(["unreachable", "below-guarantee", "idle"])
+    type = shown.choice(["unreachable", "below-guarantee", "idle", "memory-out"])
     since = shown.time("It lasts at least since then.")
     detail = shown.text()
 
@@ -116,7 +116,7 @@ class AssignmentSerializer(Strict):
     columns = Columns(
         Assignment,
         "core_request core_limit memory_mib memory_limit_mib mig_start mig_size generation observed_generation state "
-        "reason in_force_at created_at updated_at",
+        "reason in_force_at memory_out_mib memory_out_since created_at updated_at",
     )
     host_memory_mib = shown.integer(
         "The node's memory charged for what its programs had on the GPU, or may have to move there.",

@@ -101,6 +101,9 @@ class Assignment(Row):
     state = models.CharField(max_length=12, choices=AssignmentState, default=AssignmentState.PENDING)
     reason = models.CharField(max_length=2000, null=True)
     in_force_at = models.DateTimeField(null=True)
+    # While memory that it borrowed is in host memory, as last measured (`services/claims/memory_out.py`).
+    memory_out_mib = models.PositiveBigIntegerField(null=True)
+    memory_out_since = models.DateTimeField(null=True)
 
     objects = AssignmentQuerySet.as_manager()
 

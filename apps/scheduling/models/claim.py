@@ -61,6 +61,7 @@ RESOURCE_CLAIM = "ResourceClaim"
 # From its suspension until its programs have their GPU memory back.
 PUT_ASIDE = (ClaimState.SUSPENDING, ClaimState.SUSPENDED, ClaimState.RESUMING)
 PLACED = (ClaimState.ASSIGNED, ClaimState.ACTIVE, ClaimState.FAILED)
+MEMORY_OUT = "{} GiB are in host memory, because others of its GPUs use theirs: its programs go on, slower."
 
 
 class ClaimQuerySet(Owned["Claim"]):
@@ -326,10 +327,14 @@ class Claim(Share):
     @property
     def conditions(self) -> list[dict[str, Any]]:
         """The problems that it has now: type, beginning and detail of each."""
+        present = [row for row in self.present_assignments if row.state != "released"]
+        out = [row.memory_out_since for row in present if row.memory_out_since]
+        gib = sum(row.memory_out_mib or 0 for row in present) / 1024
         found = [
             ("unreachable", self.unreachable_since, "Its node is lost, so its state is unknown."),
             ("below-guarantee", self.below_guarantee_since, self.below_guarantee),
             ("idle", self.idle_since, f"Reason: {self.idle_reason}."),
+            ("memory-out", min(out, default=None), MEMORY_OUT.format(f"{gib:.3g}")),
         ]
         return [{"type": kind, "since": since, "detail": detail} for kind, since, detail in found if since is not None]
 

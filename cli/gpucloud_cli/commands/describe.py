@@ -155,6 +155,7 @@ def _latest(series: Row | None, name: str) -> int | None:
 
 
 CONDITION = ("type", "status", "since", "message")
+MEASURED = {"below-guarantee": "BelowGuarantee", "memory-out": "MemoryOut"}
 
 
 def _conditions(found: Row) -> Iterator[tuple[Any, ...]]:
@@ -176,8 +177,8 @@ def _conditions(found: Row) -> Iterator[tuple[Any, ...]]:
         kept, alone = profile["kept_percent"], f"{profile['launches']:.0f} launches a second alone"
         yield "Packed", kept is not None, None, alone if kept is None else f"keeps {kept:.0f} % of {alone}"
     for one in found["conditions"]:
-        if one["type"] == "below-guarantee":
-            yield "BelowGuarantee", True, one["since"], one["detail"]
+        if one["type"] in MEASURED:
+            yield MEASURED[one["type"]], True, one["since"], one["detail"]
     ends = {"preempt_at": ("Preempted", "ends"), "yields_at": ("Yields", "ends")}
     for name, (word, does) in {**ends, "suspends_at": ("ScheduleEnds", "suspended")}.items():
         if found[name]:
