@@ -136,14 +136,7 @@ class PagesLibrary:
         self.slots_used_at: int = usage["slots_used"][0]
         self.processes_at: int = usage["process"][0]
         self.process_bytes: int = abi["structs"]["vcuda_process"]["size"]
-        self.turns_bytes: int = abi["turns_size"]
-        self.turns_heartbeat_at: int = abi["structs"]["vcuda_turns"]["fields"]["heartbeat_ns"][0]
-        self.turns_at: int = abi["structs"]["vcuda_turns"]["fields"]["turn"][0]
-        self.turn_bytes: int = abi["structs"]["vcuda_turn"]["size"]
-        self.turn_ends_at: int = abi["structs"]["vcuda_turn"]["fields"]["ends_ns"][0]
-        self.turn_share_at: int = abi["structs"]["vcuda_turn"]["fields"]["share"][0]
-        self.memory_turns_at: int = abi["structs"]["vcuda_turns"]["fields"]["memory"][0]
-        self.memory_turn: Any = abi["structs"]["vcuda_memory_turn"]
+        self._find_turns(abi)
         process, gpu = abi["structs"]["vcuda_process"]["fields"], abi["structs"]["vcuda_gpu_usage"]
         # Offset and bytes.
         self.order_fields: list[tuple[int, int]] = [
@@ -155,6 +148,17 @@ class PagesLibrary:
         self.memory_at: tuple[int, ...] = tuple(gpu["fields"][name][0] for name in ("memory_bytes", "context_bytes"))
         # One buffer for all claims: a usage page's copy is decoded at once.
         self.buffer = ctypes.create_string_buffer(self.usage_bytes)
+
+    def _find_turns(self, abi: Any) -> None:
+        """Find the fields of the turns page."""
+        self.turns_bytes: int = abi["turns_size"]
+        self.turns_heartbeat_at: int = abi["structs"]["vcuda_turns"]["fields"]["heartbeat_ns"][0]
+        self.turns_at: int = abi["structs"]["vcuda_turns"]["fields"]["turn"][0]
+        self.turn_bytes: int = abi["structs"]["vcuda_turn"]["size"]
+        self.turn_ends_at: int = abi["structs"]["vcuda_turn"]["fields"]["ends_ns"][0]
+        self.turn_share_at: int = abi["structs"]["vcuda_turn"]["fields"]["share"][0]
+        self.memory_turns_at: int = abi["structs"]["vcuda_turns"]["fields"]["memory"][0]
+        self.memory_turn: Any = abi["structs"]["vcuda_memory_turn"]
 
     def lending(self, index: int) -> dict[str, int]:
         """Return the fields of `vcuda_lending` of the GPU in this slot, of the page in the buffer."""
