@@ -256,7 +256,12 @@ def die(node: Node, gib: int) -> None:
         error=int(error),
         wrong=count_wrong(borrower),
     )
-    # The borrower, while memory of it is out.
+    kill_borrower(node, borrower, owner, size)
+    finish(owner, filler)
+
+
+def kill_borrower(node: Node, borrower: subprocess.Popen[str], owner: subprocess.Popen[str], size: int) -> None:
+    """Kill the borrower while memory of it is out."""
     out = node.lending("borrower").out
     borrower.kill()
     borrower.wait()
@@ -269,7 +274,6 @@ def die(node: Node, gib: int) -> None:
         part="deaths", killed="borrower", out_gib=round(out / GIB, 2), left_bytes=left.movable + left.out + left.host,
         took_ms=took_ms, error=refused,
     )  # fmt: skip
-    finish(owner, filler)
 
 
 def train(node: Node, steps: int, gib: int) -> None:
