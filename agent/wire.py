@@ -205,8 +205,8 @@ class Health(Frame, frozen=True, kw_only=True):
     processes: Annotated[list[GpuProcess], Meta(max_length=MAX_PROCESSES)]  # those with the most memory
 
 
-# The code of an event about a best-effort claim, which the claim's owner is told, too.
-LONG_KERNEL = "kernel-too-long"
+# Codes of events about a best-effort claim, which the claim's owner is told, too.
+LONG_KERNEL, LENT_MEMORY_KEPT = "kernel-too-long", "lent-memory-kept"
 
 
 class Event(Frame, frozen=True, kw_only=True):

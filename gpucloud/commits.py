@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from django.db import OperationalError, connection, transaction
+from django.db import DataError, OperationalError, connection, transaction
 
 BEGIN = "SELECT set_config('synchronous_commit', 'off', true), pg_current_xact_id()::text, pg_postmaster_start_time()"
 # Behind a pooler, the statement after a commit may go to another server, which must know the transaction.
@@ -46,7 +46,11 @@ def ending_early() -> Iterator[Ending]:
         for step in ending.steps:
             step()
     if outermost:
-        _, status, server = _fetch(FLUSH, begun[1])
+        try:
+            _, status, server = _fetch(FLUSH, begun[1])
+        except DataError as error:
+            # Another server, for which the transaction "is in the future".
+            raise Lost("the database was replaced during the commit") from error
         if (status, server) != ("committed", begun[2]):
             raise Lost("the database was replaced during the commit")
 

@@ -61,7 +61,7 @@ class ClaimRuntime:
         self.totals: dict[UUID, Totals] = {}
         # Of GPUs on which it may borrow memory.
         self.moved: dict[UUID, Moved] = {}
-        # Processes that were ended at the last refresh, as they kept memory that others are promised.
+        # Processes that were ended, as they kept memory that others are promised, and are not reported yet.
         self.kept_lent: list[Process] = []
         # What the driver cannot move to host memory, at the last refresh: bits by process (agent/suspend/movable.py).
         self.unmovable: dict[Process, int] = {}
@@ -233,18 +233,24 @@ class ClaimRuntime:
             if (process := self.members.find_attached(row)) is not None
         }
         self.totals = {slot.gpu: self._read_totals(slot.gpu) for slot in self.slots.values()}
-        # With a limit that was taken back, memory can still be out.
-        borrowers = [
-            one.gpu for one in self.slots.values() if one.borrowing or self.moved.get(one.gpu, Moved()).out_bytes
-        ]
-        self.moved = {gpu: self._read_moved(gpu) for gpu in borrowers}
-        self.kept_lent = [process for gpu in borrowers for process in self._end_keepers(gpu)]
+        self._read_lent()
         self.unmovable = {
             process: bits
             for row, bits in self._usage.unmovable().items()
             if (process := self.members.find_attached(row)) is not None
         }
         self._most = {uid: slot.memory_bytes for uid, slot in self.slots.items()}
+
+    def _read_lent(self) -> None:
+        """Read what has moved on the GPUs where the claim borrows, and end the processes that keep lent memory.
+
+        With a limit that was taken back, memory can still be out. So a GPU where something was borrowed is read until
+        the assignment ends, and an agent that starts finds it by what has moved.
+        """
+        moved = {slot.gpu: self._read_moved(slot.gpu) for slot in self.slots.values()}
+        borrowing = {slot.gpu for slot in self.slots.values() if slot.borrowing}
+        self.moved = {gpu: one for gpu, one in moved.items() if gpu in borrowing | self.moved.keys() or one.moved_bytes}
+        self.kept_lent += [process for gpu in self.moved for process in self._end_keepers(gpu)]
 
     def find_attached(self) -> set[Process]:
         """Return the processes that stand in the usage page now; those that have just ended are still there."""

@@ -1,4 +1,4 @@
-"""Failures of a claim, each reported once: files that its tenant broke, processes that do not end, long kernels."""
+"""Failures of a claim, each reported once: broken files, processes that do not end or were ended, long kernels."""
 
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -38,7 +38,7 @@ class ClaimFailures:
         fresh = [one for one in found if now - self._reported_at.get(one[:2], float("-inf")) >= AGAIN_SECONDS]
         # A lasting failure is reported once; it is new again only after it was gone for a while.
         self._reported_at |= {one[:2]: now for one in found}
-        return fresh
+        return fresh + [_kept_lent(runtime) for runtime in runtimes.values() if runtime.kept_lent]
 
     def _of(self, runtime: ClaimRuntime, now: float) -> list[ClaimFailure]:
         uid, found = runtime.claim_uid, []
@@ -55,12 +55,6 @@ class ClaimFailures:
             words = f"All places in the usage page of claim {uid} are taken: its next process gets no GPU."
             found.append(ClaimFailure(uid, "usage-page-full", words))
         found += self._long_kernel(runtime)
-        if runtime.kept_lent:
-            ended = describe_processes([process.pid for process in runtime.kept_lent])
-            words = f"{ended} of claim {uid} got SIGKILL: borrowed memory did not leave the GPU for seconds,"
-            words += " while a claim to which it is promised waited."
-            more = "A kernel that runs for so long, or a stream capture that does not end, keeps it there."
-            found.append(ClaimFailure(uid, "lent-memory-kept", f"{words} {more}"))
         since = runtime.ending_since
         if since is not None and now - since >= self._killed_after_seconds + STUCK_SECONDS:
             pids = [process.pid for process in runtime.members.living()]
@@ -90,6 +84,16 @@ class ClaimFailures:
         )
         words += "guarantee wait for its end. Launch smaller pieces: smaller batches, or shorter graphs."
         return [ClaimFailure(runtime.claim_uid, wire.LONG_KERNEL, words, next(iter(runtime.slots)))]
+
+
+def _kept_lent(runtime: ClaimRuntime) -> ClaimFailure:
+    """Return that these processes were ended; each is named once."""
+    ended = describe_processes(sorted({process.pid for process in runtime.kept_lent}))
+    runtime.kept_lent = []
+    words = f"{ended} of claim {runtime.claim_uid} got SIGKILL: borrowed memory did not leave the GPU for seconds, "
+    words += "while a claim to which it is promised waited. "
+    words += "A kernel that runs for so long, or a stream capture that does not end, keeps it there."
+    return ClaimFailure(runtime.claim_uid, wire.LENT_MEMORY_KEPT, words, next(iter(runtime.slots), None))
 
 
 def describe_processes(pids: list[int]) -> str:

@@ -31,6 +31,9 @@ from gpucloud import counters
 
 logger = logging.getLogger(__name__)
 
+# The actions in a claim's history, by the event's code.
+TOLD_TO_OWNERS = {wire.LONG_KERNEL: "claim.long_kernel", wire.LENT_MEMORY_KEPT: "claim.program_ended"}
+
 
 class Gateway:
     """The implementation of `apps.nodes.providers.NodeClaims`."""
@@ -109,10 +112,8 @@ class Gateway:
                 "process": msgspec.to_builtins(frame.process),
             },
         )
-        if recorded and claim is not None and frame.code == wire.LONG_KERNEL:
-            audit.record(
-                Principal(name=f"agent:{node.name}"), "claim.long_kernel", claim, after={"detail": frame.detail}
-            )
+        if recorded and claim is not None and (told := TOLD_TO_OWNERS.get(frame.code)):
+            audit.record(Principal(name=f"agent:{node.name}"), told, claim, after={"detail": frame.detail})
         if recorded and frame.fallen is not msgspec.UNSET:
             record_fall(node, frame.code, frame.fallen)
         if recorded:

@@ -13,6 +13,7 @@ from agent.claims.failures import ClaimFailures
 from agent.claims.groups import Groups
 from agent.claims.registry import Registry
 from agent.host import processes
+from agent.host.processes import Process
 from agent.node import Node
 from tests.agent.control import Connection
 from tests.agent.stage import GIB, Stage, eventually, remove_at_once
@@ -154,7 +155,8 @@ async def test_a_page_that_is_full_is_told(stage: Stage, link: Connection, held:
     assert is_up(stage)
 
 
-async def test_a_killed_program_that_still_lives_is_told_once(stage: Stage, run_dir: Path) -> None:
+def node_with_claim(stage: Stage, run_dir: Path) -> tuple[Node, wire.Assignment]:
+    """Return a node, without its agent, that carries one claim; this process belongs to the claim."""
     stage.gpus = ["GPU-00000000-0000-4000-8000-000000000001"]
     (run_dir / "claims").mkdir()
     registry = Registry(run_dir / "processes.json")
@@ -164,6 +166,23 @@ async def test_a_killed_program_that_still_lives_is_told_once(stage: Stage, run_
     node.apply(wire.Desired(frame=1, assignments=[held]), now=0)
     # A process that does not end whatever the agent does: this one.
     registry.add(held.claim_uid, processes.myself())
+    return node, held
+
+
+async def test_each_end_of_a_program_that_kept_lent_memory_is_told(stage: Stage, run_dir: Path) -> None:
+    node, held = node_with_claim(stage, run_dir)
+    claim_failures, runtime = ClaimFailures(grace_seconds=10), node.runtimes[held.claim_uid]
+    for now, pid in ((1.0, 4711), (2.0, 4712)):
+        # What two refreshes between reports found is reported together.
+        runtime.kept_lent += [Process(pid, 1), Process(pid, 1)]
+        (news,) = claim_failures.take_new(node.runtimes, now=now)
+        assert (news.code, news.assignment_uid) == (wire.LENT_MEMORY_KEPT, held.uid)
+        assert news.detail.startswith(f"Process {pid} of claim {held.claim_uid} got SIGKILL: borrowed memory")
+    assert claim_failures.take_new(node.runtimes, now=3) == []
+
+
+async def test_a_killed_program_that_still_lives_is_told_once(stage: Stage, run_dir: Path) -> None:
+    node, held = node_with_claim(stage, run_dir)
     claim_failures = ClaimFailures(grace_seconds=10)
     node.runtimes[held.claim_uid].ending_since = 0.0
     assert claim_failures.take_new(node.runtimes, now=14.9) == []

@@ -13,7 +13,7 @@ from django.test import Client
 from django.utils import timezone
 
 from apps.console.overview.fleet_map import MOST_DRAWN
-from apps.console.overview.notices import READ
+from apps.console.overview.notices import READ, Notice, grouped
 from apps.console.shell import kept_sums
 from apps.console.shell.kept_sums import keep_sums
 from apps.nodes.models import Gpu, Node
@@ -128,6 +128,27 @@ def test_readers_get_the_former_sums_while_one_reads_them_anew() -> None:
     go_on.set()
     thread.join()
     assert keep_sums("waited for", lambda: "newest") == "newest"
+
+
+def test_readers_wait_for_new_sums_if_the_former_are_too_old(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert keep_sums("of yesterday", lambda: "old") == "old"
+    kept = kept_sums._kept["of yesterday"]
+    kept.until = time.monotonic() - kept_sums.MOST_SECONDS - 1
+    found: list[str] = []
+    with kept.reading:
+        thread = threading.Thread(target=lambda: found.append(keep_sums("of yesterday", lambda: "new")))
+        thread.start()
+        thread.join(0.2)
+        assert found == []
+    thread.join()
+    assert found == ["new"]
+
+
+@pytest.mark.parametrize(("count_of_all", "title"), [(None, "53+ nodes are ill"), (300, "300 nodes are ill")])
+def test_a_number_of_notices_that_were_cut_has_a_plus(count_of_all: int | None, title: str) -> None:
+    ill = [Notice("bad", "cpu", "", "", "", name=f"n{at}", many="{0} nodes are ill") for at in range(READ + 3)]
+    (notice,) = grouped(ill, most=READ, count=count_of_all)
+    assert notice.title == title
 
 
 @pytest.fixture(autouse=True)

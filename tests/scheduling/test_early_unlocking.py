@@ -222,12 +222,19 @@ def test_control_the_commit_itself_does_not_wait(durable_session: Cast, monkeypa
     assert any(behind)
 
 
-@pytest.mark.parametrize("changed", ["pg_xact_status(%s::xid8)", "pg_postmaster_start_time()"])
+@pytest.mark.parametrize(
+    ("changed", "other"),
+    [
+        ("pg_xact_status(%s::xid8)", "'aborted' || left(%s, 0)"),
+        ("pg_postmaster_start_time()", "now()"),
+        # A promoted server has not come to this transaction yet.
+        ("%s::xid8", "(%s::text::numeric + 1000000)::text::xid8"),
+    ],
+)
 def test_a_commit_that_another_server_may_not_have_is_not_acknowledged(
-    real_cast: Cast, monkeypatch: pytest.MonkeyPatch, changed: str
+    real_cast: Cast, monkeypatch: pytest.MonkeyPatch, changed: str, other: str
 ) -> None:
     give(real_cast.acme, core_percent=100, memory_mib=None)
-    other = {"pg_xact_status(%s::xid8)": "'aborted' || left(%s, 0)"}.get(changed, "now()")
     monkeypatch.setattr(commits, "FLUSH", commits.FLUSH.replace(changed, other))
     answer = post(real_cast)
     assert answer.status == 503

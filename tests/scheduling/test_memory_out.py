@@ -1,6 +1,8 @@
 """The condition of a claim whose borrowed memory is in host memory."""
 
 import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import pytest
@@ -95,3 +97,15 @@ def test_a_released_claim_has_no_condition(cast: Cast, machine: Machine) -> None
     cast.max.delete(f"claims/{claim.uid}/")
     machine.obey()
     assert conditions(cast, borrower) == []
+
+
+def test_many_marks_are_one_statement(
+    cast: Cast, machine: Machine, django_assert_max_num_queries: Callable[..., AbstractContextManager[Any]]
+) -> None:
+    rows = [placed(cast, machine, core_request=5, memory_mib=64)[1] for _ in range(8)]
+    agent = Agent(machine)
+    agent.tells(dict.fromkeys(rows, 0))
+    # Two of a savepoint, the rows known, the rows locked, the update; beside what a frame without marks takes.
+    with django_assert_max_num_queries(20):
+        agent.tells(dict.fromkeys(rows, 4096))
+    assert Assignment.objects.filter(memory_out_mib=4096).count() == len(rows)

@@ -49,9 +49,10 @@ def grouped(notices: Iterable[Notice], *, most: int | None = None, count: int | 
 
 
 def _together(notices: list[Notice], most: int | None, count: int | None) -> Notice:
+    is_cut = count is None and most is not None and len(notices) >= most
     # Counted a moment before the rows were read.
     count = max(count or 0, len(notices))
-    number = f"{most}+" if count == len(notices) == most else f"{count:,}"
+    number = f"{count:,}+" if is_cut else f"{count:,}"
     since = min((notice.since for notice in notices if notice.since is not None), default=None)
     named = tuple((notice.name, notice.url) for notice in notices[:MOST])
     title = notices[0].many.format(number)

@@ -31,10 +31,11 @@ _kept: dict[str, _Kept] = {}
 def keep_sums(name: str, read: Callable[[], T]) -> T:
     """Return the sums of this name; read them if there are none or their time is over.
 
-    While one thread reads them, the others get the former ones.
+    While one thread reads them, the others get the former ones, unless these are much too old: then they wait.
     """
-    kept = _kept.setdefault(name, _Kept())
-    if time.monotonic() < kept.until or not kept.reading.acquire(blocking=kept.value is None):
+    kept, now = _kept.setdefault(name, _Kept()), time.monotonic()
+    is_old = kept.value is None or now > kept.until + MOST_SECONDS
+    if now < kept.until or not kept.reading.acquire(blocking=is_old):
         former: T = kept.value
         return former
     try:

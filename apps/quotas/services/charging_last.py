@@ -85,7 +85,7 @@ class Charge:
 def prepare(context: ChargeContext, *, amounts: Mapping[str, int]) -> Charge | None:
     """Return the charge; None if `charging` must make it.
 
-    Locks the tenant's set of quotas, but none of its quotas. Raises QuotaExceeded for amounts without a quota.
+    Locks the tenant's set of quotas, but none of its quotas.
     """
     wanted = {resource: amount for resource, amount in amounts.items() if amount > 0}
     if member_limits.has_any(context.tenant, context.user_id, wanted):

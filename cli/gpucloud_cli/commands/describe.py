@@ -134,12 +134,12 @@ def _borrowed(row: Row, series: Row) -> Row:
 
 def _remote(api: Api, found: Row) -> Row:
     """Return what the claim's clients on other machines move now, in words."""
-    if not found["assignments"] or found["remote"] == "never":
+    # An older server has neither the field nor the figures.
+    if not found["assignments"] or found.get("remote", "never") == "never":
         return {}
     try:
         used = api.get(f"claims/{found['uid']}/remote/").body
     except Problem:
-        # An older server has no such figures.
         return {}
     if not used["connections"]:
         return {}

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 from django.db import transaction
@@ -14,7 +14,6 @@ from apps.scheduling.models import Assignment
 MIB = 1 << 20
 # The amount is measured each second. It is stored again once it has changed by this part.
 WORTH_STORING = 1 / 8
-BACK: dict[str, Any] = {"memory_out_mib": None, "memory_out_since": None}
 
 
 class _Out(NamedTuple):
@@ -35,24 +34,27 @@ def mark(batch: Sequence[Measured]) -> int:
                 found[item.uid] = _Out(item.borrowed.out_bytes // MIB, usage.at)
     if not found:
         return 0
-    columns = ("pk", "uid", "memory_out_mib", "memory_out_since")
-    known = Assignment.objects.filter(uid__in=found).live().values_list(*columns, named=True)
-    changed = [row for row in known.order_by("pk") if _differs(row.memory_out_mib or 0, found[str(row.uid)].mib)]
-    for row in changed:
-        _store(row.pk, row.memory_out_since, found[str(row.uid)])
-    return len(changed)
+    known = Assignment.objects.filter(uid__in=found).live().values_list("pk", "uid", "memory_out_mib")
+    changed = {pk: found[str(uid)] for pk, uid, mib in known if _differs(mib or 0, found[str(uid)].mib)}
+    return _store(changed) if changed else 0
 
 
 def _differs(before: int, now: int) -> bool:
     return (now > 0) != (before > 0) or abs(now - before) > WORTH_STORING * before
 
 
-# One row at a time: the locks of the scheduler's transactions are waited for, and none is held meanwhile.
 @transaction.atomic
-def _store(pk: int, since: datetime | None, out: _Out) -> None:
-    begun = since or datetime.fromtimestamp(out.at, tz=UTC)
-    values = {"memory_out_mib": out.mib, "memory_out_since": begun} if out.mib else BACK
-    row = Assignment.objects.filter(pk=pk)
-    row.update(**values)
-    if (since is None) != (out.mib == 0):
-        events.claim_changed_on_commit(row.select_related("claim").get().claim)
+def _store(changed: dict[int, _Out]) -> int:
+    """Store the amounts by assignment; a row that others have locked is left for the next second's frame."""
+    rows = Assignment.objects.filter(pk__in=changed).select_related("claim").order_by("pk")
+    free = list(rows.select_for_update(skip_locked=True, no_key=True, of=("self",)))
+    noted = []
+    for row in free:
+        was_out, out = row.memory_out_since is not None, changed[row.pk]
+        row.memory_out_mib = out.mib or None
+        row.memory_out_since = (row.memory_out_since or datetime.fromtimestamp(out.at, tz=UTC)) if out.mib else None
+        if was_out != (out.mib > 0):
+            noted.append(row.claim)
+    Assignment.objects.bulk_update(free, ["memory_out_mib", "memory_out_since"])
+    events.claims_changed_on_commit(noted)
+    return len(free)
