@@ -58,9 +58,14 @@ static void read_want(struct memory_seat *s, const struct memory_reading *sum)
 {
     uint64_t want = s->used <= promised(s) ? sum->wanted_bytes : 0;
     want = least(returns(s) ? s->limit.returning_bytes : want, promised(s));
-    s->kept->tries = want == s->kept->want ? s->kept->tries : 0;
-    s->kept->want = want;
-    s->wanted = s->kept->tries < TRIES ? want : 0;
+    struct memory_kept *k = s->kept;
+    /* The same number again can be the next want: what is used then has grown by the one before. */
+    s->is_next = want && want == k->want && s->used >= k->used + want;
+    if (want != k->want || s->is_next)
+        k->tries = 0;
+    k->used = want != k->want || s->is_next ? s->used : least(k->used, s->used);
+    k->want = want;
+    s->wanted = k->tries < TRIES ? want : 0;
 }
 
 static void read_seat(struct memory_seat *s, uint64_t now)
@@ -108,6 +113,7 @@ static void share_out(struct memory_seat *seats, int n, const struct memory_seat
 struct wants {
     uint64_t bytes;
     int any;        /* something is wanted, or somebody comes back */
+    int next;       /* one was met, and its owner wants as much again */
     int again;      /* all orders were followed, and owners still want */
     uint32_t tries; /* the most of any owner */
 };
@@ -133,9 +139,10 @@ static struct wants sum_up(struct memory_seat *seats, int n, uint64_t now)
     for (int i = 0; i < n; i++) {
         w.bytes += seats[i].wanted;
         w.any |= seats[i].wanted || returns(&seats[i]);
+        w.next |= seats[i].is_next;
         w.tries = seats[i].wanted && seats[i].kept->tries > w.tries ? seats[i].kept->tries : w.tries;
     }
-    w.again = is_due_again(seats, n, w.tries, now);
+    w.again = is_due_again(seats, n, w.tries, now) && !w.next;
     if (!w.again)
         return w;
     w.tries++;
@@ -155,7 +162,7 @@ static void order(struct memory_seat *s, const struct wants *w, uint64_t now)
     if (w->any)
         __atomic_store_n(&turn->wanted_ns, now, __ATOMIC_SEQ_CST);
     uint32_t back = now - s->kept->wanted_ns > BACK_AFTER_NS;
-    int more = s->give && (s->give > before || w->again);
+    int more = s->give && (s->give > before || w->again || w->next);
     if (!more && s->give == before && back == __atomic_load_n(&turn->back, __ATOMIC_RELAXED))
         return;
     __atomic_store_n(&turn->wanted_bytes, w->bytes, __ATOMIC_SEQ_CST);

@@ -12,6 +12,7 @@ struct memory_kept {
     uint64_t moved;         /* what had left then */
     uint64_t wanted_ns;     /* when something was last wanted of this claim, or when it was first seen */
     uint64_t want;          /* what it wanted at the last step */
+    uint64_t used;          /* the least of what it used with that */
     uint32_t tries;         /* orders that were followed without an end of this want */
 };
 
@@ -24,6 +25,7 @@ struct memory_seat {
     /* The rest is memory.c's. */
     uint64_t used, movable; /* as read last; bytes */
     uint64_t wanted;        /* likewise; 0 if giving was in vain */
+    int is_next;            /* it wants as much as before, and what it wanted then was given */
     uint64_t borrowed;      /* beyond what is promised, and able to leave */
     uint64_t give;
     int followed; /* the last order was followed by every process that has something to give */

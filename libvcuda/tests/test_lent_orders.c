@@ -175,6 +175,25 @@ static void test_in_vain(void)
            (double)models[2].out / GIB);
 }
 
+/* An owner that allocates in equal parts: each is a want of its own, though no look falls between two of them. */
+static void test_equal_wants(void)
+{
+    begin();
+    models[1].in = 24 * GIB;
+    models[2].in = 40 * GIB;
+    run(100);
+    for (int i = 0; i < 10; i++) {
+        want(0, 2 * GIB);
+        while (models[0].want)
+            run(1);
+    }
+    expect(models[0].granted == 10 && !models[0].failed, "ten equal wants in a row are met: %lu are, %lu are not",
+           (unsigned long)models[0].granted, (unsigned long)models[0].failed);
+    expect(models[2].out <= 20 * GIB + 2 * SLACK && models[0].longest <= 5 * MS,
+           "each by its own order: %.2f GiB left, the longest after %.0f ms", (double)models[2].out / GIB,
+           (double)models[0].longest / 1e6);
+}
+
 static void test_overdue(void)
 {
     begin();
@@ -312,6 +331,7 @@ void test_lent_orders(void)
 {
     test_one();
     test_in_vain();
+    test_equal_wants();
     test_overdue();
     test_return();
     test_interleavings();
