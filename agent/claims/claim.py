@@ -188,16 +188,17 @@ class ClaimRuntime:
     def announce_return(self, needs: Mapping[str, int]) -> None:
         """Have borrowers give these bytes of the assignments' GPUs back, and take none; of all others, they may.
 
-        Raises PageError.
+        Nothing is announced of a closed slot, which writing would open. Raises PageError.
         """
         for uid, slot in self.slots.items():
-            if slot.returning_bytes != needs.get(uid):
+            if slot.is_open and slot.returning_bytes != needs.get(uid):
                 self.slots[uid] = slot._replace(returning_bytes=needs.get(uid))
                 self._limits.set(self.slots[uid])
 
     def lends(self, assignment_uid: str) -> bool:
-        """Return whether other claims of its GPU may borrow memory there."""
-        index = self._limits.index(self.slots[assignment_uid].gpu)
+        """Return whether other claims of its GPU may borrow memory there; an assignment that was forgotten has none."""
+        slot = self.slots.get(assignment_uid)
+        index = None if slot is None else self._limits.index(slot.gpu)
         return index is not None and read_memory_turn(self._library, self.directory, index).borrowers > 0
 
     def occupant(self, gpu: UUID) -> str | None:
@@ -215,6 +216,7 @@ class ClaimRuntime:
         self.find_lost()
         # First finish earlier clearings: then this reading is without the dead.
         self._usage.reap([])
+        overdue = self._read_overdue()
         self.damaged = not self._usage.read()
         self.full = False
         if self.damaged:
@@ -233,7 +235,7 @@ class ClaimRuntime:
             if (process := self.members.find_attached(row)) is not None
         }
         self.totals = {slot.gpu: self._read_totals(slot.gpu) for slot in self.slots.values()}
-        self._read_lent()
+        self._read_lent(overdue)
         self.unmovable = {
             process: bits
             for row, bits in self._usage.unmovable().items()
@@ -241,7 +243,7 @@ class ClaimRuntime:
         }
         self._most = {uid: slot.memory_bytes for uid, slot in self.slots.items()}
 
-    def _read_lent(self) -> None:
+    def _read_lent(self, overdue: Mapping[UUID, int]) -> None:
         """Read what has moved on the GPUs where the claim borrows, and end the processes that keep lent memory.
 
         With a limit that was taken back, memory can still be out. So a GPU where something was borrowed is read until
@@ -250,7 +252,7 @@ class ClaimRuntime:
         moved = {slot.gpu: self._read_moved(slot.gpu) for slot in self.slots.values()}
         borrowing = {slot.gpu for slot in self.slots.values() if slot.borrowing}
         self.moved = {gpu: one for gpu, one in moved.items() if gpu in borrowing | self.moved.keys() or one.moved_bytes}
-        self.kept_lent += [process for gpu in self.moved for process in self._end_keepers(gpu)]
+        self.kept_lent += [process for gpu, order in overdue.items() for process in self._end_keepers(gpu, order)]
 
     def find_attached(self) -> set[Process]:
         """Return the processes that stand in the usage page now; those that have just ended are still there."""
@@ -379,11 +381,19 @@ class ClaimRuntime:
         index = self._limits.index(gpu)
         return Moved() if index is None else self._usage.moved(index)
 
-    def _end_keepers(self, gpu: UUID) -> list[Process]:
-        """End the processes that did not give lent memory back in time, by the arbiter; return them."""
-        index = self._limits.index(gpu)
-        order = 0 if index is None else read_memory_turn(self._library, self.directory, index).overdue
-        if index is None or not order:
+    def _read_overdue(self) -> dict[UUID, int]:
+        """Return the orders that were not followed in time, by the arbiter.
+
+        Call it before the usage page is read: else an order could be newer than what the page says of it.
+        """
+        gpus = {slot.gpu for slot in self.slots.values() if slot.borrowing or slot.gpu in self.moved}
+        indices = {gpu: index for gpu in gpus if (index := self._limits.index(gpu)) is not None}
+        found = {gpu: read_memory_turn(self._library, self.directory, index).overdue for gpu, index in indices.items()}
+        return {gpu: order for gpu, order in found.items() if order}
+
+    def _end_keepers(self, gpu: UUID, order: int) -> list[Process]:
+        """End the processes that did not give lent memory back in time; return them."""
+        if (index := self._limits.index(gpu)) is None:
             return []
         found = map(self.members.find_attached, self._usage.find_unfollowed(index, order))
         return [process for process in found if process is not None and processes.send(process, signal.SIGKILL)]

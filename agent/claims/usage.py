@@ -194,7 +194,7 @@ class UsagePage:
         }
 
     def find_unfollowed(self, index: int, order: int) -> list[Attached]:
-        """Return, by the last `read`, the processes that have memory of this GPU and have not followed the order."""
+        """Return, by the last `read`, the processes that have memory of this GPU and have not come to the order."""
         library = self._library
         view = memoryview(library.buffer)
         rows = (RawProcess * library.max_processes)()
@@ -205,7 +205,8 @@ class UsagePage:
             slot, done, movable = (
                 int.from_bytes(view[at + field : at + field + size], "little") for field, size in library.order_fields
             )
-            if slot == index and movable and done != order:
+            # Numbers begin again at 0: it is behind if it is less than half of them away.
+            if slot == index and movable and (done - order) % 2**32 >= 2**31:
                 found.append(Attached(row.pid, row.pidns, row.start_time))
         return found
 

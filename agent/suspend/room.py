@@ -41,7 +41,7 @@ async def find_no_room(
     The driver would try, and a process whose restore runs out of memory can never be brought back (driver 580). What is
     lent there is asked back, and not lent again until `announce_return` ends that.
     """
-    begin = time.monotonic()
+    begin, asked = time.monotonic(), set[str]()
     # A claim that moves to another GPU has no slot of it yet.
     staying = [uid for uid, gpu in targets.items() if runtime.slots[uid].gpu == gpu_key(gpu)]
     while True:
@@ -51,12 +51,14 @@ async def find_no_room(
         needs = _needs(targets, record, living, listed)
         short = [gpu for gpu, need in needs.items() if need > free.get(gpu, need)]
         lent = [uid for uid in staying if living and targets[uid] in needs and runtime.lends(uid)]
-        if not living or not short:
+        # What was free before borrowers were told can be taken by now.
+        if not living or (not short and asked.issuperset(lent)):
             runtime.announce_return(dict.fromkeys(lent, 0))
             return None
+        asked = set(lent)
         runtime.announce_return({uid: needs[targets[uid]] if targets[uid] in short else 0 for uid in lent})
         patience = LENT_SECONDS + max(needs.values()) / LENT_BYTES_PER_SECOND if lent else ROOM_SECONDS
-        if time.monotonic() - begin > patience:
+        if short and time.monotonic() - begin > patience:
             words = f"{needs[short[0]] // MIB} MiB must be free on {short[0]}, which has {free[short[0]] // MIB}"
             return f"{words}: other programs must give memory back first."
         await asyncio.sleep(LOOK_SECONDS)
