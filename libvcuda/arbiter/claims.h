@@ -44,7 +44,7 @@ void claim_read(const struct claim *claim, uint32_t gpu_index, struct reading *o
 
 /* Memory of the live processes on one GPU. */
 struct memory_reading {
-    uint64_t used_bytes, movable_bytes, wanted_bytes;
+    uint64_t used_bytes, movable_bytes, wanted_bytes, out_bytes;
     uint64_t moved_bytes; /* that left so far; grows while processes live */
     uint32_t pending;     /* processes with movable memory that have not followed this order */
 };

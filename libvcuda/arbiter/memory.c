@@ -39,6 +39,12 @@ static int borrows(const struct memory_seat *s)
     return (s->limit.flags & VCUDA_FLAG_BORROWS) != 0;
 }
 
+/* A limit that is taken back does not take back what was borrowed by it. */
+static int is_borrower(const struct memory_seat *s)
+{
+    return borrows(s) || s->kept->lends;
+}
+
 static int returns(const struct memory_seat *s)
 {
     return (s->limit.flags & VCUDA_FLAG_RETURNS) != 0;
@@ -73,7 +79,8 @@ static void read_seat(struct memory_seat *s, uint64_t now)
     struct memory_kept *k = s->kept;
     struct memory_reading sum;
     claim_read_memory(s->claim, s->index, __atomic_load_n(&turn_of(s)->number, __ATOMIC_SEQ_CST), &sum);
-    s->used = least(sum.used_bytes, s->limit.memory_bytes);
+    k->most = borrows(s) || k->most < s->limit.memory_bytes ? s->limit.memory_bytes : k->most;
+    s->used = least(sum.used_bytes, k->most);
     s->movable = least(sum.movable_bytes, s->used);
     read_want(s, &sum);
     s->followed = !sum.pending;
@@ -82,8 +89,10 @@ static void read_seat(struct memory_seat *s, uint64_t now)
     if (sum.moved_bytes != k->moved || s->followed)
         k->stuck_ns = 0;
     k->moved = sum.moved_bytes;
-    s->borrowed = borrows(s) && s->used > promised(s) ? least(s->movable, s->used - promised(s)) : 0;
+    s->borrowed = s->used > promised(s) ? least(s->movable, s->used - promised(s)) : 0;
     s->give = 0;
+    k->lends = s->borrowed || sum.out_bytes;
+    k->looked = 1;
 }
 
 /* Return 1 if `a` is to give before `b`: it follows orders, or it borrowed more. */
@@ -133,6 +142,23 @@ static int is_due_again(struct memory_seat *seats, int n, uint32_t tries, uint64
     return orders && due;
 }
 
+/* Count one more order in vain. The largest want that had all of them is in vain: where all are asked for together, it may
+ * be what the others failed for, so they begin anew. */
+static void count_try(struct memory_seat *seats, int n)
+{
+    struct memory_seat *largest = NULL;
+    for (int i = 0; i < n; i++) {
+        struct memory_seat *s = &seats[i];
+        s->kept->followed_ns = 0;
+        s->kept->tries += s->wanted != 0;
+        if (s->wanted && s->kept->tries >= TRIES && (!largest || s->wanted > largest->wanted))
+            largest = s;
+    }
+    for (int i = 0; i < n && largest; i++)
+        if (seats[i].wanted && &seats[i] != largest)
+            seats[i].kept->tries = 0;
+}
+
 static struct wants sum_up(struct memory_seat *seats, int n, uint64_t now)
 {
     struct wants w = {0};
@@ -146,10 +172,7 @@ static struct wants sum_up(struct memory_seat *seats, int n, uint64_t now)
     if (!w.again)
         return w;
     w.tries++;
-    for (int i = 0; i < n; i++) {
-        seats[i].kept->tries += seats[i].wanted != 0;
-        seats[i].kept->followed_ns = 0;
-    }
+    count_try(seats, n);
     return w;
 }
 
@@ -180,9 +203,12 @@ static void look_for_overdue(struct memory_seat *s, uint64_t now)
 {
     struct vcuda_memory_turn *turn = turn_of(s);
     int stands = s->give && !s->followed;
-    s->kept->stuck_ns = !stands ? 0 : s->kept->stuck_ns ? s->kept->stuck_ns : now;
-    int overdue = stands && now - s->kept->stuck_ns >= OVERDUE_NS;
-    uint32_t number = overdue ? __atomic_load_n(&turn->number, __ATOMIC_RELAXED) : 0;
+    struct memory_kept *k = s->kept;
+    /* Later orders do not make it younger, nor may who followed this one be ended for them. */
+    if (!stands || !k->stuck_ns)
+        k->stuck_number = __atomic_load_n(&turn->number, __ATOMIC_RELAXED);
+    k->stuck_ns = !stands ? 0 : k->stuck_ns ? k->stuck_ns : now;
+    uint32_t number = stands && now - k->stuck_ns >= OVERDUE_NS ? k->stuck_number : 0;
     if (__atomic_load_n(&turn->overdue, __ATOMIC_RELAXED) != number)
         __atomic_store_n(&turn->overdue, number, __ATOMIC_SEQ_CST);
 }
@@ -203,6 +229,7 @@ static void take_orders_back(struct vcuda_memory_turn *turn)
 {
     __atomic_store_n(&turn->known, 0, __ATOMIC_SEQ_CST);
     __atomic_store_n(&turn->overdue, 0, __ATOMIC_SEQ_CST);
+    __atomic_store_n(&turn->give_bytes, 0, __ATOMIC_SEQ_CST);
 }
 
 void memory_leave(struct claim *claim, uint32_t index)
@@ -211,45 +238,56 @@ void memory_leave(struct claim *claim, uint32_t index)
     take_orders_back(turn);
     __atomic_store_n(&turn->borrowers, 0, __ATOMIC_SEQ_CST);
     __atomic_store_n(&turn->lent_bytes, 0, __ATOMIC_SEQ_CST);
-    __atomic_store_n(&turn->give_bytes, 0, __ATOMIC_SEQ_CST);
 }
 
-/* No claim borrows any more. */
-static uint64_t forget(struct memory_seat *seats, int n)
+/* A claim borrows no more: nothing is left of its last orders. */
+static void forget(const struct memory_seat *s)
 {
+    struct vcuda_memory_turn *turn = turn_of(s);
+    if (__atomic_load_n(&turn->known, __ATOMIC_RELAXED) || __atomic_load_n(&turn->overdue, __ATOMIC_RELAXED) ||
+        __atomic_load_n(&turn->give_bytes, __ATOMIC_RELAXED))
+        take_orders_back(turn);
+}
+
+/* Read what the claims use. Return how many borrow; 0 also if none did at the last step, and none may now. */
+static uint32_t read_seats(struct memory_seat *seats, int n, uint64_t now)
+{
+    uint32_t borrowers = 0;
+    int any = 0;
     for (int i = 0; i < n; i++)
-        if (__atomic_load_n(&turn_of(&seats[i])->known, __ATOMIC_RELAXED))
-            take_orders_back(turn_of(&seats[i]));
-    return UINT64_MAX;
+        any |= is_borrower(&seats[i]) || !seats[i].kept->looked;
+    for (int i = 0; i < n && any; i++) {
+        read_seat(&seats[i], now);
+        borrowers += (uint32_t)is_borrower(&seats[i]);
+    }
+    return borrowers;
 }
 
 uint64_t memory_step(struct memory_seat *seats, int n, uint64_t now)
 {
     uint64_t lent = 0;
-    uint32_t borrowers = 0;
+    uint32_t borrowers = read_seats(seats, n, now);
     for (int i = 0; i < n; i++)
-        borrowers += (uint32_t)borrows(&seats[i]);
-    for (int i = 0; i < n && borrowers; i++) {
-        read_seat(&seats[i], now);
         lent += seats[i].borrowed;
-    }
     for (int i = 0; i < n; i++) {
-        uint32_t others = borrowers - (uint32_t)borrows(&seats[i]);
+        uint32_t others = borrowers - (uint32_t)is_borrower(&seats[i]);
         int in_vain = borrowers && seats[i].kept->want && !seats[i].wanted;
         tell(&seats[i], others, others && !in_vain ? lent - seats[i].borrowed : 0, now, !borrowers);
     }
-    if (!borrowers)
-        return forget(seats, n);
-    for (int i = 0; i < n; i++)
+    for (int i = 0; i < n && borrowers; i++)
         share_out(seats, n, &seats[i]);
-    struct wants wants = sum_up(seats, n, now);
-    for (int i = 0; i < n; i++)
-        if (borrows(&seats[i])) {
-            order(&seats[i], &wants, now);
-            look_for_overdue(&seats[i], now);
+    struct wants wants = borrowers ? sum_up(seats, n, now) : (struct wants){0};
+    for (int i = 0; i < n; i++) {
+        if (!is_borrower(&seats[i])) {
+            forget(&seats[i]);
+            continue;
         }
+        order(&seats[i], &wants, now);
+        look_for_overdue(&seats[i], now);
+    }
     /* After all others were told that there are borrowers. */
     for (int i = 0; i < n; i++)
-        __atomic_store_n(&turn_of(&seats[i])->known, borrows(&seats[i]), __ATOMIC_SEQ_CST);
-    return LOOK_NS;
+        if (__atomic_load_n(&turn_of(&seats[i])->known, __ATOMIC_RELAXED) != (uint32_t)borrows(&seats[i]))
+            __atomic_store_n(&turn_of(&seats[i])->known, borrows(&seats[i]), __ATOMIC_SEQ_CST);
+    return borrowers ? LOOK_NS : UINT64_MAX;
 }

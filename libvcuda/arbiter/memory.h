@@ -9,7 +9,11 @@ struct memory_kept {
     uint64_t followed_ns;   /* since when it has followed its order; 0: it has not */
     uint64_t unfollowed_ns; /* since when it has not; 0: it has */
     uint64_t stuck_ns;      /* since when nothing of what is to be given has left; 0: something does */
+    uint32_t stuck_number;  /* the order that stood then */
     uint64_t moved;         /* what had left then */
+    uint64_t most;          /* the limit up to which it borrows, or did last */
+    int looked;             /* 1: it was read before */
+    int lends;              /* 1: at the last step something borrowed could leave, or was out */
     uint64_t wanted_ns;     /* when something was last wanted of this claim, or when it was first seen */
     uint64_t want;          /* what it wanted at the last step */
     uint64_t used;          /* the least of what it used with that */

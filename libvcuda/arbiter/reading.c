@@ -103,6 +103,7 @@ static void add_memory(struct memory_reading *sum, const struct vcuda_process *p
     if (p->lending_slot != gpu_index)
         return;
     sum->movable_bytes += least(p->movable_bytes, MOST_BYTES);
+    sum->out_bytes += least(p->out_bytes, MOST_BYTES);
     sum->moved_bytes += p->moved_out_bytes;
     sum->pending += p->movable_bytes && p->orders_done != order;
 }

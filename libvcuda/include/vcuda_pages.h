@@ -150,7 +150,7 @@ struct vcuda_memory_turn {
     uint64_t wanted_bytes; /* with an order: what owners want of this GPU altogether; it has to be free there */
     uint64_t wanted_ns;    /* CLOCK_MONOTONIC when others last wanted something here; 0: never */
     uint32_t tries;        /* with an order: how many for the same wants were followed in vain before */
-    uint32_t overdue;      /* the order whose processes the agent ends: not followed in time; 0: none */
+    uint32_t overdue;      /* an order that was not followed in time: the agent ends who has not come to it; 0: none */
 };
 
 struct vcuda_turns {

@@ -145,6 +145,65 @@ static void test_wants(void)
     lending_end(&claim);
 }
 
+/* Start a program that holds four blocks while some calls into the driver go wrong. */
+static void play_with_faults(struct claim *claim, struct player *p, const char *faults)
+{
+    lending_begin(claim, REQUEST, 2 * GIB, GIB);
+    setenv("GPUCLOUD_SIM_FAULTS", faults, 1);
+    play(p, claim, PRELOADED, "lend_hold", "4", BLOCK, "0", "300", "100000", NULL);
+    unsetenv("GPUCLOUD_SIM_FAULTS");
+    wait_for(p, "ready");
+}
+
+/* An order is followed when something has left, not when it was tried. */
+static void test_refused_copy(void)
+{
+    struct claim claim;
+    struct player p;
+    play_with_faults(&claim, &p, "cuMemcpyAsync:1=2");
+    struct vcuda_memory_turn *turn = &lending_turns->memory[0];
+    lending_order(1, 0);
+    int out = lending_out_becomes(&claim, 24 * MIB, 5);
+    expect(out, "a copy that the driver refuses is tried again: %llu MiB left",
+           (unsigned long long)(lending_of(&claim).out_bytes / MIB));
+    lending_order(0, 1);
+    int back = lending_out_becomes(&claim, 0, 5);
+    turn->wanted_bytes = 0; /* as an arbiter that does not know it */
+    turn->lent_bytes = 1ull << 51;
+    turn->give_bytes = 1ull << 50;
+    turn->back = 0;
+    __atomic_fetch_add(&turn->number, 1, __ATOMIC_SEQ_CST);
+    out = lending_out_becomes(&claim, 24 * MIB, 5);
+    kill(p.pid, SIGTERM);
+    finish(&p);
+    expect(back && out && figure_of(&p, "wrong") == 0, "without a word of all that is wanted, its part is");
+    lending_end(&claim);
+}
+
+/* What is free may be wanted by the time at which the program stands still. */
+static void test_late_want(void)
+{
+    struct claim claim;
+    struct player p;
+    play_with_faults(&claim, &p, "cuCtxRecordEvent:2+=500000us");
+    struct vcuda_memory_turn *turn = &lending_turns->memory[0];
+    lending_order(1, 0);
+    int out = lending_out_becomes(&claim, 24 * MIB, 5);
+    lending_order(0, 1);
+    pause_s(0.05);
+    __atomic_store_n(&turn->wanted_ns, UINT64_MAX / 2, __ATOMIC_SEQ_CST);
+    pause_s(2);
+    expect(out && lending_of(&claim).out_bytes == 24 * MIB,
+           "what is wanted while the GPU drains is not taken: %llu MiB",
+           (unsigned long long)(lending_of(&claim).out_bytes / MIB));
+    __atomic_store_n(&turn->wanted_ns, 0, __ATOMIC_SEQ_CST);
+    int back = lending_out_becomes(&claim, 0, 5);
+    kill(p.pid, SIGTERM);
+    finish(&p);
+    expect(back && figure_of(&p, "wrong") == 0, "later it is");
+    lending_end(&claim);
+}
+
 static int is_overdue(void)
 {
     return __atomic_load_n(&node.turns[1]->memory[0].overdue, __ATOMIC_SEQ_CST) != 0;
@@ -205,6 +264,8 @@ void test_lent(void)
     test_destroyed_capture();
     if (!on_real_gpu) {
         test_wants();
+        test_refused_copy();
+        test_late_want();
         test_books();
         test_endless();
         test_left_alone();

@@ -39,6 +39,7 @@ void claim_read_memory(const struct arbiter_claim *claim, uint32_t gpu_index, ui
             *out = (struct memory_reading){.used_bytes = m->in + m->want,
                                            .movable_bytes = i < OWNERS ? 0 : m->in,
                                            .wanted_bytes = m->want,
+                                           .out_bytes = m->out,
                                            .moved_bytes = m->moved,
                                            .pending = i >= OWNERS && m->in && m->done != order};
     }
@@ -175,6 +176,22 @@ static void test_in_vain(void)
            (double)models[2].out / GIB);
 }
 
+/* One want that no giving can end, beside one that some can. */
+static void test_in_vain_beside(void)
+{
+    begin();
+    models[0].in = 28 * GIB;
+    models[1].in = 30 * GIB;
+    models[1].limit.memory_bytes = 60 * GIB;
+    models[2].in = 6 * GIB;
+    run(100);
+    want(0, 2 * GIB);
+    want(1, 20 * GIB);
+    run(2500);
+    expect(models[0].granted == 1 && !models[0].failed && models[1].failed == 1 && !models[1].granted,
+           "a want that cannot be met does not fail another that can: after %.0f ms", (double)models[0].longest / 1e6);
+}
+
 /* An owner that allocates in equal parts: each is a want of its own, though no look falls between two of them. */
 static void test_equal_wants(void)
 {
@@ -205,11 +222,14 @@ static void test_overdue(void)
     run(1000);
     expect(models[0].granted == 1 && !turn(2)->overdue, "who does not follow is asked after others");
     want(1, 20 * GIB);
-    run(3800);
+    run(2);
+    uint32_t stuck = turn(2)->number;
+    run(3798);
     expect(!models[1].granted && !turn(2)->overdue, "a long kernel is waited for");
     run(600);
-    expect(turn(2)->overdue == turn(2)->number && turn(2)->number && !turn(3)->overdue,
+    expect(turn(2)->overdue == stuck && stuck != models[2].done && !turn(3)->overdue,
            "then it is named, as nobody else has so much");
+    expect(turn(2)->number != stuck, "by the order that it is stuck on: another has come since");
     models[2].in = models[2].out = models[2].is_deaf = 0; /* the agent ends it */
     run(100);
     expect(models[1].granted == 1 && !turn(2)->overdue, "ended, its memory is the owner's: after %.1f s",
@@ -233,6 +253,28 @@ static void test_return(void)
     models[0].limit.flags = 0;
     run(2500);
     expect(turn(2)->back, "then what is out may come back");
+}
+
+/* The limit is taken back while memory is lent: it stays lent until it has left. */
+static void test_taken_back(void)
+{
+    begin();
+    models[2].in = 60 * GIB;
+    models[2].limit.memory_request = 4 * GIB;
+    run(100);
+    models[2].limit = (struct vcuda_limit){.memory_bytes = 4 * GIB};
+    want(0, 20 * GIB);
+    run(300);
+    expect(models[0].granted == 1 && models[2].out >= 16 * GIB && !turn(2)->known,
+           "what was borrowed by a limit that was taken back is given back: %.1f GiB", (double)models[2].out / GIB);
+    models[2].is_deaf = 1;
+    models[1].limit.memory_bytes = 20 * GIB;
+    want(1, 20 * GIB);
+    run(4500);
+    expect(turn(2)->overdue && turn(2)->give_bytes, "kept, it is overdue as another's");
+    models[2].in = models[2].out = 0;
+    run(100);
+    expect(models[1].granted == 1 && !turn(2)->overdue && !turn(2)->give_bytes, "gone, nothing is asked of it");
 }
 
 static uint64_t dice(uint64_t most)
@@ -331,8 +373,10 @@ void test_lent_orders(void)
 {
     test_one();
     test_in_vain();
+    test_in_vain_beside();
     test_equal_wants();
     test_overdue();
     test_return();
+    test_taken_back();
     test_interleavings();
 }

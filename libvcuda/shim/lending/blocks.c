@@ -82,8 +82,7 @@ static CUresult begin_outside(CUdeviceptr at, struct piece *piece)
     return account_over((int)lending_slot()) ? CUDA_ERROR_OUT_OF_MEMORY : piece_map(at, piece, piece->host);
 }
 
-/* Return 1 if an owner wants memory of this GPU, or did a moment ago: what was given back for it is not to be taken again. */
-static int is_wanted(void)
+int lending_is_wanted(void)
 {
     const struct vcuda_turns *turns = __atomic_load_n(&shim.turns, __ATOMIC_ACQUIRE);
     if (!turns)
@@ -103,7 +102,7 @@ static CUresult fill_block(struct block *block)
     CUdeviceptr at = block->at;
     for (unsigned i = 0; i < block->count && !result; at += block->piece[i++].bytes) {
         struct piece *piece = &block->piece[i];
-        result = piece->host && is_wanted() ? CUDA_ERROR_OUT_OF_MEMORY : piece_make_device(piece);
+        result = piece->host && lending_is_wanted() ? CUDA_ERROR_OUT_OF_MEMORY : piece_make_device(piece);
         if (!result)
             result = piece_map(at, piece, piece->device);
         else if (result == CUDA_ERROR_OUT_OF_MEMORY)

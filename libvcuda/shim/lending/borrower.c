@@ -118,6 +118,7 @@ static uint64_t bytes_to_give(const struct vcuda_memory_turn *turn, uint64_t hav
     uint64_t lent = __atomic_load_n(&turn->lent_bytes, __ATOMIC_SEQ_CST); /* by the others */
     struct vcuda_lending mine = {0};
     vcuda_usage_lending(shim.usage, lending_slot(), &mine);
+    wanted = wanted < part ? part : wanted; /* an older arbiter does not say what is wanted altogether */
     /* Each try in vain shows that owners need more than they say. */
     uint64_t slack = SLACK_BYTES * (1 + __atomic_load_n(&turn->tries, __ATOMIC_SEQ_CST));
     if (!part || wanted + slack <= have || wanted > have + lent + mine.movable_bytes)
@@ -131,9 +132,14 @@ static int give(struct borrower *b, const struct vcuda_memory_turn *turn, uint32
 {
     if (!begin(b))
         return 0;
-    moves_out(bytes_to_give(turn, free_bytes()));
-    b->number = number;
+    uint64_t bytes = bytes_to_give(turn, free_bytes());
+    int could = moves_out(bytes) >= bytes || !moves_left();
     end(b);
+    if (!could) { /* the driver refuses, for want of memory of its own, say: others are asked meanwhile */
+        nanosleep(&(struct timespec){0, REST_NS}, NULL);
+        return 0;
+    }
+    b->number = number;
     __atomic_store_n(&shim.self->orders_done, number, __ATOMIC_SEQ_CST);
     return 1;
 }
@@ -151,7 +157,7 @@ static uint64_t room_for_next(void)
     lending_lock();
     next = moves_next_in();
     CUcontext context = next ? lending_blocks->context : NULL;
-    if (context && !real.cuCtxPushCurrent_v2(context)) {
+    if (context && !contexts_are_ending() && !real.cuCtxPushCurrent_v2(context)) {
         have = free_bytes();
         real.cuCtxPopCurrent_v2(&context);
     }
@@ -161,12 +167,14 @@ static uint64_t room_for_next(void)
 }
 
 /* Return 1 if something came back. */
-static int take_back(struct borrower *b)
+static int take_back(struct borrower *b, const struct vcuda_memory_turn *turn)
 {
-    uint64_t most = room_for_next(), moved;
+    uint64_t most = room_for_next(), moved = 0;
     if (!most || !begin(b))
         return 0;
-    moved = moves_in(most);
+    /* The barrier can have taken a second to close: what was free may be wanted by now. */
+    if (may_come_back(turn) && !lending_is_wanted())
+        moved = moves_in(most);
     end(b);
     return moved > 0;
 }
@@ -184,7 +192,7 @@ static void follow(struct borrower *b, const struct vcuda_turns *turns)
     } else if (number != b->number && !__atomic_load_n(&shim.captures, __ATOMIC_RELAXED))
         done = give(b, turn, number);
     else if (!wanted && may_come_back(turn))
-        done = take_back(b);
+        done = take_back(b, turn);
     if (done)
         return;
     if (number != b->number)

@@ -22,6 +22,8 @@ void lending_forget_context(CUcontext context);
 void lending_forget(void); /* in a forked child */
 
 /* ---- between the files of this folder ---- */
+/* Return 1 if an owner wants memory of this GPU, or did a moment ago: what was given back for it is not to be taken again. */
+int lending_is_wanted(void);
 struct piece {
     uint64_t bytes;
     CUhandle device;    /* while it is in */
@@ -74,6 +76,8 @@ void piece_set_device(CUdevice device);
 /* ---- moves.c: with the barrier closed and the lock held ---- */
 /* Move about so many bytes out, those first that came first. Return how many. */
 uint64_t moves_out(uint64_t bytes);
+/* Return how much of the process's memory could leave. */
+uint64_t moves_left(void);
 /* Move at most so many bytes in, those first that left last. Return how many. */
 uint64_t moves_in(uint64_t bytes);
 void moves_forget_context(CUcontext context); /* with the lock held */

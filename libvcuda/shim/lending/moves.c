@@ -95,9 +95,12 @@ void moves_forget_context(CUcontext context)
         stream_context = NULL;
 }
 
+/* In the context, which is the current one. */
 static CUstream stream_of(CUcontext context)
 {
     if (stream_context != context) {
+        if (stream_context) /* it lives: else it was forgotten */
+            real.cuStreamDestroy_v2(own_stream);
         stream_context = NULL;
         if (real.cuStreamCreate(&own_stream, CU_STREAM_NON_BLOCKING))
             return NULL;
@@ -119,6 +122,15 @@ uint64_t moves_out(uint64_t bytes)
             break;
     }
     return moved;
+}
+
+uint64_t moves_left(void)
+{
+    uint64_t bytes = 0;
+    for (const struct block *b = lending_blocks; b; b = b->next)
+        for (unsigned i = 0; i < b->count; i++)
+            bytes += b->piece[i].out ? 0 : b->piece[i].bytes;
+    return bytes;
 }
 
 /* Take memory of the GPU for the piece; it stops counting as out first, because the sum of both is held to the limit. */
