@@ -204,6 +204,25 @@ static void test_late_want(void)
     lending_end(&claim);
 }
 
+/* A capture that begins when the mover's time is over, but amid its question to the driver: the question would end it. */
+static void test_late_capture(void)
+{
+    struct claim claim;
+    struct player p;
+    play_with_faults(&claim, &p, "cuCtxRecordEvent:1=1500000us");
+    lending_order(1, 0);
+    pause_s(0.1);
+    kill(p.pid, SIGUSR2);
+    pause_s(2.5);
+    kill(p.pid, SIGUSR2);
+    int out = lending_out_becomes(&claim, 24 * MIB, 10);
+    kill(p.pid, SIGTERM);
+    finish(&p);
+    expect(out && figure_of(&p, "stands1") == 0 && figure_of(&p, "error") == 0 && figure_of(&p, "wrong") == 0,
+           "a capture that begins amid a look at the contexts is not lost: error %.0f", figure_of(&p, "error"));
+    lending_end(&claim);
+}
+
 static int is_overdue(void)
 {
     return __atomic_load_n(&node.turns[1]->memory[0].overdue, __ATOMIC_SEQ_CST) != 0;
@@ -266,6 +285,7 @@ void test_lent(void)
         test_wants();
         test_refused_copy();
         test_late_want();
+        test_late_capture();
         test_books();
         test_endless();
         test_left_alone();

@@ -16,7 +16,10 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { OPEN, CLOSING, CLOSED };
+/* Amid a visit of the contexts nobody reopens the gate when the time is over: a capture that began then would be lost. */
+enum { OPEN, CLOSING, VISITING, CLOSED };
+/* A visit asks and does not wait; should the driver hold one up, the program waits for so long only. */
+#define VISIT_NS 4000000000ull
 #define POLL_NS 20000
 #define LOOK_NS 5000000
 
@@ -36,9 +39,14 @@ static int change(uint32_t from, uint32_t to)
     return changed;
 }
 
+static int is_over_since(uint64_t ns)
+{
+    return shim_now() > __atomic_load_n(&patience_until, __ATOMIC_ACQUIRE) + ns;
+}
+
 static int is_over(void)
 {
-    return shim_now() > __atomic_load_n(&patience_until, __ATOMIC_ACQUIRE);
+    return is_over_since(0);
 }
 
 int barrier_enter_slow(void)
@@ -51,7 +59,8 @@ int barrier_enter_slow(void)
         if (seen == OPEN || __atomic_load_n(&shim.stopping, __ATOMIC_ACQUIRE))
             break;
         __atomic_fetch_sub(&inside, 1, __ATOMIC_SEQ_CST);
-        if (seen == CLOSING && is_over() && change(CLOSING, OPEN))
+        int may_reopen = seen == CLOSING ? is_over() : seen == VISITING && is_over_since(VISIT_NS);
+        if (may_reopen && change(seen, OPEN))
             continue;
         struct timespec pause = {0, LOOK_NS};
         syscall(SYS_futex, &gate, FUTEX_WAIT_PRIVATE, seen, &pause, NULL, 0);
@@ -75,13 +84,22 @@ static int is_empty(void)
     return 1;
 }
 
+/* Return what the visit says; -1 if the gate was reopened. */
+static int visit(int (*contexts)(void))
+{
+    if (!change(CLOSING, VISITING))
+        return -1;
+    int state = contexts();
+    return change(VISITING, CLOSING) ? state : -1;
+}
+
 /* Return 1 once the process has no work on the GPU. */
 static int is_drained(void)
 {
-    int state = contexts_begin_drain() ? contexts_are_drained() : -1;
-    while (!state && !is_over() && __atomic_load_n(&gate, __ATOMIC_SEQ_CST) == CLOSING) {
+    int state = visit(contexts_begin_drain) == 1 ? visit(contexts_are_drained) : -1;
+    while (!state && !is_over()) {
         nanosleep(&(struct timespec){0, POLL_NS}, NULL);
-        state = contexts_are_drained();
+        state = visit(contexts_are_drained);
     }
     return state == 1;
 }
