@@ -96,13 +96,20 @@ def insist(replicas: Replicas, tenant: str, race: Race) -> int:
     raise AssertionError(f"no answer for {ANSWER_SECONDS} s: {race.answers}")
 
 
-def kill_the_primary(replicas: Replicas) -> Callable[[Race], None]:
-    """Return the harm: the standby lags for a moment, then the primary is gone."""
+def kill_the_primary(replicas: Replicas, *, granted_alone: int = 0) -> Callable[[Race], None]:
+    """Return the harm: the standby lags for a moment, then the primary is gone.
+
+    `granted_alone`: the primary grants so many claims meanwhile, before others can exhaust the quota.
+    """
 
     def harm(race: Race) -> None:
         until(lambda: len(race.granted) > ROOM // 4, what="a quarter of the quota to be granted")
         databases.partition(replicas.state)
-        time.sleep(LAG_SECONDS)
+        if granted_alone:
+            most = len(race.granted) + granted_alone
+            until(lambda: len(race.granted) >= most, what="claims that the standby does not get", longest_pause=0.01)
+        else:
+            time.sleep(LAG_SECONDS)
         replicas.kill(replicas.primary)
 
     return harm
@@ -158,8 +165,10 @@ def test_without_synchronous_replication_acknowledged_claims_are_lost(replicas: 
     until(lambda: databases.is_streaming(replicas.state), what="the new standby to follow")
     databases.require_standby(replicas.state, standby="")
     try:
-        race = run_race(replicas, tenant, kill_the_primary(replicas))
+        race = run_race(replicas, tenant, kill_the_primary(replicas, granted_alone=10))
     finally:
+        # The race can be over before the killed one is back.
+        until(lambda: databases.is_streaming(replicas.state), what="the new standby to follow")
         databases.require_standby(replicas.state)
     report(race)
     assert set(race.granted) - stored(replicas, tenant)
