@@ -79,9 +79,7 @@ class ClaimFailures:
         if not self.longest_kernel_ms or longest_us <= self.longest_kernel_ms * 1000:
             return []
         words = f"A kernel or graph of best-effort claim {runtime.claim_uid} takes {longest_us / 1000:.1f} ms. "
-        words += (
-            f"The pool wants at most {self.longest_kernel_ms} ms: nothing can interrupt it, and claims that have a "
-        )
+        words += f"The pool wants at most {self.longest_kernel_ms} ms: nothing can interrupt it, and claims with a "
         words += "guarantee wait for its end. Launch smaller pieces: smaller batches, or shorter graphs."
         return [ClaimFailure(runtime.claim_uid, wire.LONG_KERNEL, words, next(iter(runtime.slots)))]
 

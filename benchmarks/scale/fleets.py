@@ -1,8 +1,6 @@
 """Agents at once a second: the cost of a frame, of an open page, of a change for all, and a killed web server."""
 
 import asyncio
-import http.client
-import json
 import os
 import time
 from typing import Any
@@ -14,6 +12,7 @@ from benchmarks.pages.dashboards import Dashboard
 from benchmarks.report import Row, quantile
 from benchmarks.scale.crowd import Crowds
 from benchmarks.scale.stage import Stage
+from benchmarks.telemetry.calls import call_port
 
 BEHIND = """
 SELECT count(*) FROM (SELECT frame, observed_frame FROM nodes_node ORDER BY id LIMIT %s) connected
@@ -116,15 +115,7 @@ def _change_pool(ready: Stage) -> None:
 
 
 def _call(ready: Stage, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
-    connection = http.client.HTTPConnection("127.0.0.1", ready.ports[-1], timeout=60)
-    headers = {"Authorization": f"Bearer {ready.filled.token}", "Content-Type": "application/json"}
-    connection.request(method, f"/api/v1/{path}", json.dumps(body) if body else None, headers)
-    answer = connection.getresponse()
-    text = answer.read()
-    connection.close()
-    assert answer.status < 300, (answer.status, text)
-    found: dict[str, Any] = json.loads(text)
-    return found
+    return call_port(ready.ports[-1], ready.filled.token, method, path, body)
 
 
 def _stored(agents: int) -> float:
